@@ -1,0 +1,38 @@
+# The two commands: `make demo` shows it, `make test` is the gate. Each sets up what it needs in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# One thread: the models here are small, and two threads on a busy machine can be slower than one.
+RUN := OMP_NUM_THREADS=1
+
+.PHONY: demo test test-full lint docs clean
+
+demo: $(READY)
+	@test -f build/tiny-sd3/model_index.json || $(BIN)/python -m marble_rl.models.tiny build/tiny-sd3
+	@rm -rf runs/demo
+	$(RUN) $(BIN)/marble train configs/tiny.yaml --out runs/demo
+	$(RUN) $(BIN)/marble evaluate runs/demo --images 16
+
+test: $(READY) lint
+	$(RUN) $(BIN)/pytest -n 2 -m "not full"
+
+test-full: $(READY)
+	$(RUN) $(BIN)/pytest -n 2 -m full
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/python -m marble_rl.config.reference > docs/config.md
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) build runs

@@ -1,0 +1,65 @@
+"""marble: fine-tune a diffusion or flow-matching model on many rewards at once, without reward weights."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from marble_rl.advantages import group_advantages
+    from marble_rl.coefficients.harmonizer import Coefficients, Harmonizer
+    from marble_rl.coefficients.min_norm import MinNorm, min_norm
+    from marble_rl.config import RunConfig, load_config
+    from marble_rl.gradients.accumulate import GradientAccumulator, RewardGradients, reward_gradients
+    from marble_rl.losses.nft import AffineLoss, nft_loss
+    from marble_rl.trainer import RunResult, Trainer
+    from marble_rl.types import RewardTable
+
+_HOME = {
+    "AffineLoss": "marble_rl.losses.nft",
+    "Coefficients": "marble_rl.coefficients.harmonizer",
+    "GradientAccumulator": "marble_rl.gradients.accumulate",
+    "Harmonizer": "marble_rl.coefficients.harmonizer",
+    "MinNorm": "marble_rl.coefficients.min_norm",
+    "RewardGradients": "marble_rl.gradients.accumulate",
+    "RewardTable": "marble_rl.types",
+    "RunConfig": "marble_rl.config",
+    "RunResult": "marble_rl.trainer",
+    "Trainer": "marble_rl.trainer",
+    "group_advantages": "marble_rl.advantages",
+    "load_config": "marble_rl.config",
+    "min_norm": "marble_rl.coefficients.min_norm",
+    "nft_loss": "marble_rl.losses.nft",
+    "reward_gradients": "marble_rl.gradients.accumulate",
+}
+"""Public names and where they live. They are imported on first use: `import marble_rl` itself costs nothing."""
+
+__all__ = [
+    "AffineLoss",
+    "Coefficients",
+    "GradientAccumulator",
+    "Harmonizer",
+    "MinNorm",
+    "RewardGradients",
+    "RewardTable",
+    "RunConfig",
+    "RunResult",
+    "Trainer",
+    "group_advantages",
+    "load_config",
+    "min_norm",
+    "nft_loss",
+    "reward_gradients",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'marble_rl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

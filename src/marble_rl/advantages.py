@@ -1,0 +1,62 @@
+"""Stage 4: one advantage estimator per reward.
+
+    A_k(x) = (R_k(x) - mu_k(prompt)) / (sigma_k(prompt) + 1e-4)                  (docs/method.md, section 3, step 1)
+
+Decided here, where the paper is silent: statistics in float64 with the population std; A is exactly 0 where the group
+is constant (std <= 1e-6 max(1, |mean|)), where fewer than two samples are valid, and where the reward does not
+apply. ``std="global"`` divides by one std per reward: that of the *group-centred* rewards of the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-4
+CONSTANT_GROUP = 1e-6
+
+
+def group_advantages(
+    values: Tensor,
+    group_ids: Tensor,
+    applicable: Tensor | None = None,
+    std: Literal["group", "global"] = "group",
+) -> Tensor:
+    """Advantages [N, K] of rewards [N, K] within prompt groups [N].
+
+    ``applicable`` [N, K] bool marks the rewards that apply to a sample; entries outside it are never read.
+    """
+    if values.ndim != 2 or group_ids.shape != values.shape[:1]:
+        raise ValueError(
+            f"values must be [N, K] and group_ids [N], got {tuple(values.shape)} and {tuple(group_ids.shape)}"
+        )
+    valid = torch.ones_like(values, dtype=torch.bool) if applicable is None else applicable.bool()
+    if valid.shape != values.shape:
+        raise ValueError(f"applicable must be {tuple(values.shape)} like values, got {tuple(valid.shape)}")
+    if std not in ("group", "global"):
+        raise ValueError(f"std must be 'group' or 'global', got {std!r}")
+    scores = values.to(torch.float64).masked_fill(~valid, 0.0)
+    if not torch.isfinite(scores).all():
+        raise ValueError("values holds NaN or infinite rewards; use `applicable` to say that a reward does not apply")
+
+    _, group = torch.unique(group_ids, return_inverse=True)
+    count = _group_sum(valid.to(torch.float64), group)
+    mean = _group_sum(scores, group) / count.clamp_min(1.0)
+    centred = (scores - mean[group]).masked_fill(~valid, 0.0)
+    deviation = (_group_sum(centred**2, group) / count.clamp_min(1.0)).sqrt()
+    informative = (count >= 2) & (deviation > CONSTANT_GROUP * mean.abs().clamp_min(1.0))
+
+    if std == "group":
+        scale = deviation[group]
+    else:
+        scale = ((centred**2).sum(0) / valid.sum(0).clamp_min(1)).sqrt().expand_as(centred)
+    advantages = torch.where(informative[group] & valid, centred / (scale + EPSILON), 0.0)
+    return advantages.to(values.dtype if values.is_floating_point() else torch.float64)
+
+
+def _group_sum(rows: Tensor, group: Tensor) -> Tensor:
+    """Sum the rows [N, K] of each group: [G, K]."""
+    total = rows.new_zeros(int(group.max()) + 1 if len(group) else 0, rows.shape[1])
+    return total.index_add_(0, group, rows)

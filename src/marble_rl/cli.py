@@ -1,0 +1,299 @@
+"""The command line. Heavy packages are imported by the command that needs them, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from marble_rl import __version__
+from marble_rl.errors import InputError, Interrupted, MarbleError
+
+app = typer.Typer(
+    name="marble",
+    help="Fine-tune a diffusion or flow-matching model on many rewards at once, without reward weights.",
+    epilog="Start with: marble train configs/tiny.yaml --out runs/first",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+config_app = typer.Typer(help="Look at a config before running it.", no_args_is_help=True)
+rewards_app = typer.Typer(help="Rewards that can be trained on.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(rewards_app, name="rewards")
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, or the config.json of a run.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Weights = Annotated[str, typer.Option(help="ema, default (as trained last), old (sampling policy) or base.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+@app.command(epilog="Example: marble train configs/tiny.yaml --set trainer.steps=5 --out runs/try")
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/ and the config's name.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a LoRA on all rewards of CONFIG at once.
+
+    Ctrl-C finishes the step under way, saves and stops; `--resume` goes on as if nothing had happened.
+    """
+    from marble_rl.config import load_config
+
+    folder = out or Path("runs") / config.stem
+    run = load_config(config, overrides or [])
+    _quiet_libraries()
+    from marble_rl.trainer import Trainer
+
+    result = Trainer(run, folder, resume=resume).train()
+    if as_json:
+        _print_json(
+            {
+                "out": str(result.out),
+                "steps": result.steps,
+                "lora": str(result.lora),
+                "metrics": result.metrics,
+            }
+        )
+    else:
+        typer.echo(
+            f"\nDone: {result.steps} steps. LoRA for plain diffusers: {result.lora}\n\n"
+            f"  marble sample {result.out} --prompt 'a prompt'\n"
+            f"  marble evaluate {result.out}\n"
+            f"  marble export {result.out} --out my-lora"
+        )
+
+
+@app.command(epilog="Example: marble sample runs/first --prompt 'a red ball' --images 4 --seed 7")
+def sample(
+    target: Annotated[str, typer.Argument(metavar="RUN|LORA|MODEL", help="Run, exported LoRA, or pipeline.")],
+    prompt: Annotated[str, typer.Option(help="What to draw.")],
+    out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("samples"),
+    images: Annotated[int, typer.Option(min=1, help="How many; image i uses seed + i.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first image.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps. Default: the run's, or 40.")] = None,
+    solver: Annotated[str | None, typer.Option(help="euler or dpm2. Default: the run's, or euler.")] = None,
+    height: Annotated[int | None, typer.Option(min=8, help="Default: the run's, or the model's.")] = None,
+    width: Annotated[int | None, typer.Option(min=8, help="Default: the run's, or the model's.")] = None,
+    weights: Weights = "ema",
+    step: Annotated[int | None, typer.Option(help="Which checkpoint of a run. Default: the newest.")] = None,
+    model: Annotated[str | None, typer.Option(help="Base model of a LoRA that does not name it.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Draw images. The same arguments give the same images as plain diffusers with guidance_scale=1."""
+    role = _role(weights)
+    if solver not in (None, "euler", "dpm2"):
+        raise InputError(f"--solver: unknown solver {solver!r}; use euler or dpm2")
+    _quiet_libraries()
+    from PIL import Image
+
+    from marble_rl.config.schema import EvaluationConfig, RolloutConfig
+    from marble_rl.images import save_image
+    from marble_rl.inference import open_target, sample_images
+
+    opened = open_target(target, model_path=model, step=step, device=device)
+    defaults = opened.config.evaluation if opened.config else EvaluationConfig()
+    size = opened.config.rollout if opened.config else RolloutConfig()
+    with opened.acting_as(role):
+        pictures = sample_images(
+            opened,
+            prompt,
+            seed=seed,
+            images=images,
+            steps=steps or defaults.steps,
+            solver=solver or defaults.solver,  # type: ignore[arg-type]
+            height=height or size.height,
+            width=width or size.width,
+        )
+    for i, picture in enumerate(pictures):
+        path = out / f"seed-{seed + i}.png"
+        save_image(Image.fromarray(picture.numpy()), path)
+        typer.echo(path)
+
+
+@app.command(epilog="Example: marble evaluate runs/first --weights base --weights ema --images 4")
+def evaluate(
+    target: Annotated[str, typer.Argument(metavar="RUN|LORA|MODEL", help="Run, exported LoRA, or pipeline.")],
+    config: Annotated[
+        Path | None, typer.Option(help="Config with prompts and rewards; needed unless the target is a run.")
+    ] = None,
+    overrides: Overrides = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a run: base, ema, default, old; may be repeated. Default: base, ema."),
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Prompts to use instead of the config's held-out ones.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Images per prompt.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the evaluation.")] = None,
+    step: Annotated[int | None, typer.Option(help="Which checkpoint of a run. Default: the newest.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for scores and grids. Default: RUN/evaluation.")] = None,
+    model: Annotated[str | None, typer.Option(help="Base model of a LoRA that does not name it.")] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Score held-out prompts with every reward, seeded image by image."""
+    from marble_rl.config import load_config
+    from marble_rl.runfolder import RunFolder
+
+    roles = [_role(weight) for weight in weights or ["base", "ema"]]
+    is_run = RunFolder(Path(target)).exists
+    if config is None and not is_run:
+        raise InputError(f"--config: {target} is not a run folder, so say which prompts and rewards to use")
+    changes = list(overrides or [])
+    changes += [] if images is None else [f"evaluation.images_per_prompt={images}"]
+    changes += [] if seed is None else [f"evaluation.seed={seed}"]
+    settings = load_config(config or RunFolder(Path(target)).config, changes)
+    _quiet_libraries()
+    from marble_rl.evaluation_report import evaluate_target
+
+    report = evaluate_target(
+        target,
+        settings,
+        roles if is_run else ["given"],
+        prompts_file=prompts,
+        model_path=model,
+        step=step,
+        device=device,
+        out=out or (Path(target) / "evaluation" if is_run else Path("evaluation")),
+    )
+    if as_json:
+        _print_json(report.to_json())
+    else:
+        report.print()
+
+
+@app.command(epilog="Example: marble export runs/first --out my-lora")
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    out: Annotated[Path, typer.Option(help="New folder for the LoRA.")],
+    weights: Weights = "ema",
+    step: Annotated[int | None, typer.Option(help="Which checkpoint. Default: the newest.")] = None,
+) -> None:
+    """Write a LoRA that plain diffusers' `load_lora_weights` opens, with its scale."""
+    from marble_rl.runfolder import RunFolder
+
+    role = _role(weights)
+    if role == "base":
+        raise InputError("--weights: 'base' is the model without LoRA; use ema, default or old")
+    RunFolder(run).load_config()
+    _quiet_libraries()
+    from marble_rl.inference import export_lora, open_target
+
+    export_lora(open_target(str(run), step=step, device="cpu"), role, out)
+    typer.echo(f"wrote {out}; open it with pipe.load_lora_weights({str(out)!r})")
+
+
+@config_app.command("show", epilog="Example: marble config show configs/tiny.yaml --set trainer.steps=5")
+def config_show(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the resolved config, defaults included."""
+    from marble_rl.config import dump_config, load_config, to_yaml
+
+    run = load_config(config, overrides or [])
+    typer.echo(dump_config(run) if as_json else to_yaml(run), nl=False)
+
+
+@config_app.command("check", epilog="Example: marble config check configs/tiny.yaml")
+def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Check a config, its prompts and its rewards, without loading a model."""
+    from marble_rl.config import load_config
+
+    run = load_config(config, overrides or [])
+    from marble_rl.inputs import check_inputs
+
+    inputs = check_inputs(run)
+    images = run.rollout.groups * run.rollout.group_size
+    sizes = {name: len(prompts) for name, prompts in inputs.train.sources.items()}
+    facts = {
+        "rewards": list(run.trained_rewards),
+        "balance": run.balance.type,
+        "prompts": sizes,
+        "images_per_rollout": images,
+        "steps": run.trainer.steps,
+    }
+    if as_json:
+        _print_json(facts)
+    else:
+        sources = ", ".join(f"{name} ({count})" for name, count in sizes.items())
+        typer.echo(
+            f"{config}: ok. {run.balance.type} on {', '.join(run.trained_rewards)}; prompts: {sources}; "
+            f"{images} images a rollout, {run.trainer.steps} steps"
+        )
+
+
+@rewards_app.command("list", epilog="Example: marble rewards list")
+def rewards_list(as_json: AsJson = False) -> None:
+    """List the built-in rewards. Any `package.module:name` works too."""
+    from marble_rl.rewards.registry import describe_built_in
+
+    described = describe_built_in()
+    if as_json:
+        _print_json(described)
+    else:
+        for name, text in described.items():
+            typer.echo(f"{name:24}{text}")
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"marble {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
+def _role(weights: str) -> Any:
+    roles = ("ema", "default", "old", "base")
+    if weights not in roles:
+        raise InputError(f"--weights: unknown weights {weights!r}; use one of {', '.join(roles)}")
+    return weights
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _quiet_libraries() -> None:
+    """Keep the loading chatter of transformers and diffusers off the terminal; their download bars stay."""
+    for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
+        os.environ.setdefault(name, "error")
+    from diffusers.utils import logging as diffusers_logging
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+    enable_progress_bars()
+
+
+def main() -> None:
+    """Run the command line with the exit codes of errors.py."""
+    try:
+        app()
+    except Interrupted as stop:
+        typer.secho(str(stop), err=True)
+        sys.exit(stop.exit_code)
+    except MarbleError as error:
+        label = "stopped" if error.exit_code == 3 else "error"
+        typer.secho(f"{label}: {error}", err=True, fg=typer.colors.RED)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.secho("stopped at once; what the last checkpoint holds is safe", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

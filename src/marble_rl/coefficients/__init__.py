@@ -1,0 +1,1 @@
+"""Which coefficients: Gram matrix or step number in, K numbers out. Nothing here sees a parameter."""

@@ -1,0 +1,181 @@
+"""Stage 7: what a step optimises, for MARBLE and for every baseline. One trainer, different settings.
+
+A balancer turns per-reward advantages into the one advantage of an ordinary step. MARBLE also asks, every N steps,
+for one gradient per reward.
+
+    weighted_sum   R = sum_k w_k R_k, then one advantage                               the usual practice
+    fixed          A = sum_k alpha_k A_k                                               constant coefficients
+    single         A = A_k                                                             one specialist
+    sequential     A = A_k(step)                                                       a hand-made schedule
+    dropout        A = mean of A_k over a random subset, drawn anew in each step
+    gdpo           A = batch-normalised sum_k w_k A_k
+    marble         A = sum_k alpha_bar_k A_k, with alpha_bar from the QP               docs/method.md, section 3
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from marble_rl.advantages import EPSILON, group_advantages
+from marble_rl.coefficients.harmonizer import Harmonizer
+from marble_rl.config.schema import (
+    DropoutBalance,
+    FixedBalance,
+    GdpoBalance,
+    MarbleBalance,
+    RunConfig,
+    SequentialBalance,
+    SingleBalance,
+    WeightedSumBalance,
+)
+from marble_rl.seeding import generator
+from marble_rl.types import RewardTable
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rewards and advantages of the samples that a balancer chooses from."""
+
+    table: RewardTable
+    group_ids: Tensor
+    """[N]"""
+    advantages: Tensor
+    """[N, K], each clamped to +-A_max"""
+    std: Literal["group", "global"]
+    adv_clip: float
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Advantage [N] of the scalar reward sum_k w_k R_k over the rewards that apply to a sample."""
+        scalar = (self.table.values * self.table.applicable) @ weights.to(self.table.values)
+        rated = self.table.applicable.any(dim=1)
+        advantage = group_advantages(scalar[:, None], self.group_ids, rated[:, None], self.std)[:, 0]
+        return advantage.clamp(-self.adv_clip, self.adv_clip)
+
+
+class Balancer(ABC):
+    """Chooses what a step optimises."""
+
+    harmonizer: Harmonizer | None = None
+    """Set by balancers that need one gradient per reward at times."""
+
+    @abstractmethod
+    def advantage(self, step: int, scored: Scored) -> Tensor:
+        """The one advantage [N] of an ordinary step, within +-A_max."""
+
+    def coefficients(self, step: int) -> Tensor | None:
+        """[K] coefficients on the per-reward advantages, where the balancer has such; for the log."""
+        return None
+
+    def wants_reward_gradients(self, step: int) -> bool:
+        """Whether this step needs one gradient per reward."""
+        return self.harmonizer is not None and self.harmonizer.should_refresh(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.harmonizer is None else self.harmonizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.harmonizer is not None:
+            self.harmonizer.load_state_dict(state)
+
+
+class Marble(Balancer):
+    def __init__(self, harmonizer: Harmonizer) -> None:
+        self.harmonizer: Harmonizer = harmonizer
+
+    def advantage(self, step: int, scored: Scored) -> Tensor:
+        return self.harmonizer.combine(scored.advantages)
+
+    def coefficients(self, step: int) -> Tensor:
+        return self.harmonizer.alpha_bar
+
+
+class WeightedSum(Balancer):
+    def __init__(self, weights: Tensor) -> None:
+        self._weights = weights
+
+    def advantage(self, step: int, scored: Scored) -> Tensor:
+        return scored.weighted_sum(self._weights)
+
+
+class Gdpo(Balancer):
+    def __init__(self, weights: Tensor) -> None:
+        self._weights = weights
+
+    def advantage(self, step: int, scored: Scored) -> Tensor:
+        total = scored.advantages @ self._weights.to(scored.advantages)
+        normalised = (total - total.mean()) / (total.std(unbiased=False) + EPSILON)
+        return normalised.clamp(-scored.adv_clip, scored.adv_clip)
+
+
+class Scheduled(Balancer):
+    """Coefficients that depend on the step alone: fixed, single, sequential and dropout."""
+
+    @abstractmethod
+    def coefficients(self, step: int) -> Tensor: ...
+
+    def advantage(self, step: int, scored: Scored) -> Tensor:
+        return scored.advantages @ self.coefficients(step).to(scored.advantages)
+
+
+class Fixed(Scheduled):
+    def __init__(self, coefficients: Tensor) -> None:
+        self._coefficients = coefficients
+
+    def coefficients(self, step: int) -> Tensor:
+        return self._coefficients
+
+
+class Sequential(Scheduled):
+    def __init__(self, stages: Sequence[tuple[int, Tensor]]) -> None:
+        self._stages = stages
+
+    def coefficients(self, step: int) -> Tensor:
+        for steps, coefficients in self._stages[:-1]:
+            if step < steps:
+                return coefficients
+            step -= steps
+        return self._stages[-1][1]
+
+
+class Dropout(Scheduled):
+    def __init__(self, rewards: int, rate: float, seed: int) -> None:
+        self._rewards, self._rate, self._seed = rewards, rate, seed
+
+    def coefficients(self, step: int) -> Tensor:
+        draw = torch.rand(self._rewards, generator=generator(self._seed, "dropout", step), dtype=torch.float64)
+        kept = (draw >= self._rate) | (draw == draw.max())
+        return kept / kept.sum()
+
+
+def build_balancer(config: RunConfig) -> Balancer:
+    """The balancer that the `balance` section asks for."""
+    names = config.trained_rewards
+    balance = config.balance
+    if isinstance(balance, MarbleBalance):
+        settings = balance.model_dump(exclude={"type", "probe_weights"})
+        return Marble(Harmonizer(names, adv_clip=config.loss.adv_clip, **settings))
+    if isinstance(balance, WeightedSumBalance):
+        return WeightedSum(weight_vector(names, balance.weights))
+    if isinstance(balance, GdpoBalance):
+        return Gdpo(weight_vector(names, balance.weights))
+    if isinstance(balance, SingleBalance):
+        return Fixed(weight_vector(names, {balance.reward: 1.0}, missing=0.0))
+    if isinstance(balance, SequentialBalance):
+        return Sequential([(s.steps, weight_vector(names, {s.reward: 1.0}, missing=0.0)) for s in balance.stages])
+    if isinstance(balance, DropoutBalance):
+        return Dropout(len(names), balance.rate, config.trainer.seed)
+    assert isinstance(balance, FixedBalance)
+    if balance.coefficients is None:
+        return Fixed(weight_vector(names, {}) / len(names))
+    return Fixed(weight_vector(names, balance.coefficients, missing=0.0))
+
+
+def weight_vector(names: Sequence[str], weights: dict[str, float], missing: float = 1.0) -> Tensor:
+    """[K] float64 from a mapping by reward name."""
+    return torch.tensor([weights.get(name, missing) for name in names], dtype=torch.float64)

@@ -1,0 +1,6 @@
+"""Settings of a run: their schema, and how they are read."""
+
+from marble_rl.config.loading import dump_config, load_config, require_name, suggestion, to_yaml
+from marble_rl.config.schema import RunConfig
+
+__all__ = ["RunConfig", "dump_config", "load_config", "require_name", "suggestion", "to_yaml"]

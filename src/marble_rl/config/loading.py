@@ -1,0 +1,268 @@
+"""From a YAML file and `--set` overrides to a checked RunConfig, or to one clear line that says what is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from marble_rl.config.schema import (
+    DropoutBalance,
+    FixedBalance,
+    GdpoBalance,
+    MarbleBalance,
+    RunConfig,
+    SequentialBalance,
+    SingleBalance,
+    WeightedSumBalance,
+)
+from marble_rl.errors import InputError
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML config (or a run's config.json) and apply overrides such as ``trainer.steps=10``.
+
+    Relative file names in it count from the config's own folder. Raises InputError with one line per mistake.
+    """
+    path = Path(path)
+    tree = _read(path)
+    for override in overrides:
+        _apply_override(tree, override)
+    try:
+        config = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(_explain(error, path, tree)) from None
+    config = _with_absolute_paths(config, path.parent.resolve())
+    _check_references(config)
+    return config
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved config as JSON; `load_config` reads it back to an equal one."""
+    return config.model_dump_json(indent=2) + "\n"
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The resolved config as YAML, for people."""
+    return yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False, allow_unicode=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"config file not found: {path}. Give the path of a YAML file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read config file {path}: {error}") from None
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not readable"
+        raise InputError(f"{path} is not valid YAML{where}: {problem}. Mend that line.") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: expected a mapping of sections (model:, prompts:, ...), found {_kind(tree)}.")
+    return tree
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set one dotted key; numbers in it index lists: ``rewards.0.held_out=true``."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise InputError(f"--set {override!r}: expected key=value, for example --set trainer.steps=10")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f"--set {override!r}: {text!r} is not a valid YAML value; quote it") from None
+    *parents, last = key.split(".")
+    node: Any = tree
+    for name in parents:
+        if isinstance(node, dict):
+            if node.get(name) is None:
+                node[name] = {}
+            node = node[name]
+        else:
+            node = node[_list_index(node, name, override)]
+    if isinstance(node, dict):
+        node[last] = value
+    else:
+        node[_list_index(node, last, override)] = value
+
+
+def _list_index(node: Any, name: str, override: str) -> int:
+    if not isinstance(node, list):
+        raise InputError(f"--set {override!r}: {name!r} is set below a plain value, {node!r}; shorten the key")
+    if not name.isdigit() or int(name) >= len(node):
+        raise InputError(f"--set {override!r}: {name!r} must be an index from 0 to {len(node) - 1} of that list")
+    return int(name)
+
+
+def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
+    """Resolve the model folder and the prompt files, so that the saved config means the same from anywhere."""
+    model = config.model
+    if (folder / model.path).is_dir():
+        model = model.model_copy(update={"path": str((folder / model.path).resolve())})
+    prompts = config.prompts
+    absolute: dict[str, Any] = {}
+    for split in ("train", "heldout"):
+        sources = getattr(prompts, split)
+        if sources is not None:
+            absolute[split] = [
+                s.model_copy(update={"file": (folder / s.file).resolve()}) if s.file else s for s in sources
+            ]
+    return config.model_copy(update={"model": model, "prompts": prompts.model_copy(update=absolute)})
+
+
+def _check_references(config: RunConfig) -> None:
+    """What one section says about another."""
+    names = [reward.name for reward in config.rewards]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"rewards: the name {name!r} is used twice; names must differ")
+    trained = config.trained_rewards
+    if not trained:
+        raise InputError("rewards: all of them are held_out; at least one must be trained")
+
+    balance = config.balance
+    if isinstance(balance, SingleBalance):
+        require_name(balance.reward, trained, "balance.reward")
+    elif isinstance(balance, SequentialBalance):
+        for i, stage in enumerate(balance.stages):
+            require_name(stage.reward, trained, f"balance.stages.{i}.reward")
+    elif isinstance(balance, FixedBalance):
+        if balance.coefficients is not None:
+            _check_weights(balance.coefficients, trained, "balance.coefficients")
+            total = sum(balance.coefficients.values())
+            if abs(total - 1.0) > 1e-6:
+                raise InputError(
+                    f"balance.coefficients: they sum to {total:g}, but must sum to 1; divide each by {total:g}"
+                )
+    elif isinstance(balance, MarbleBalance):
+        _check_weights(balance.probe_weights, trained, "balance.probe_weights")
+    elif isinstance(balance, WeightedSumBalance | GdpoBalance):
+        _check_weights(balance.weights, trained, "balance.weights")
+        if all(balance.weights.get(name, 1.0) == 0 for name in trained):
+            raise InputError("balance.weights: every weight is 0, so there is nothing to train; set one above 0")
+    else:
+        assert isinstance(balance, DropoutBalance)
+
+    for split in ("train", "heldout"):
+        for i, source in enumerate(getattr(config.prompts, split) or []):
+            for name in source.rewards or []:
+                require_name(name, names, f"prompts.{split}.{i}.rewards")
+
+    rollout = config.rollout
+    if rollout.group_size % rollout.images_at_once:
+        raise InputError(
+            f"rollout.batch_size: {rollout.batch_size} does not divide rollout.group_size={rollout.group_size}; "
+            f"use a divisor of {rollout.group_size}"
+        )
+    if rollout.groups % rollout.updates:
+        raise InputError(
+            f"rollout.updates: {rollout.updates} does not divide rollout.groups={rollout.groups}; "
+            f"use a divisor of {rollout.groups}"
+        )
+
+
+def _check_weights(weights: dict[str, float], names: Sequence[str], key: str) -> None:
+    for name in weights:
+        require_name(name, names, key)
+
+
+def require_name(name: str, names: Sequence[str], key: str) -> None:
+    """Raise unless ``name`` is one of ``names``, proposing the nearest."""
+    if name not in names:
+        raise InputError(f"{key}: unknown name {name!r}.{suggestion(name, names)} Known: {', '.join(names)}")
+
+
+def suggestion(name: str, names: Sequence[str]) -> str:
+    """' Did you mean ...?' for the nearest of the valid names, or nothing."""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _explain(error: ValidationError, path: Path, tree: dict[str, Any]) -> str:
+    lines = []
+    for item in error.errors():
+        location = _user_location(item["loc"], tree)
+        key = ".".join(map(str, location)) or "(top level)"
+        found = item["input"]
+        if item["type"] == "extra_forbidden":
+            valid = _valid_keys(location[:-1], tree)
+            text = f"unknown key {location[-1]!r}.{suggestion(str(location[-1]), valid)} Valid: {', '.join(valid)}"
+        elif item["type"] == "missing":
+            text = "is missing; add it"
+        elif item["type"] == "union_tag_not_found":
+            text = "needs a `type:`, one of " + item["ctx"]["discriminator"] + " values; see docs/config.md"
+        elif item["type"] == "union_tag_invalid":
+            valid = [v.strip("' ") for v in item["ctx"]["expected_tags"].split(",")]
+            tag = str(item["ctx"]["tag"])
+            text = f"unknown type {tag!r}.{suggestion(tag, valid)} Valid: {', '.join(valid)}"
+        elif item["type"] in ("model_type", "model_attributes_type", "dict_type"):
+            text = f"expected a mapping (key: value), found {_kind(found)}"
+        elif item["type"] == "list_type":
+            text = f"expected a list, found {_kind(found)}"
+        else:
+            text = f"found {found!r}; {item['msg'][0].lower()}{item['msg'][1:]}"
+        lines.append(f"{key}: {text}")
+    unique = list(dict.fromkeys(lines))
+    return f"{path}: {unique[0]}" if len(unique) == 1 else f"{path}:\n  " + "\n  ".join(unique)
+
+
+def _user_location(location: tuple[int | str, ...], tree: Any) -> list[int | str]:
+    """The keys as the user wrote them: pydantic inserts the tag of a union into the path."""
+    keys: list[int | str] = []
+    node = tree
+    for i, part in enumerate(location):
+        is_last = i == len(location) - 1
+        if isinstance(node, dict) and part not in node and not is_last:
+            continue
+        keys.append(part)
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            node = None
+    return keys
+
+
+def _valid_keys(location: Sequence[int | str], tree: Any) -> list[str]:
+    """Keys that the section at ``location`` accepts."""
+    model: Any = RunConfig
+    node: Any = tree
+    for part in location:
+        if isinstance(part, str):
+            model = model.model_fields[part].annotation
+        node = node[part]
+        choices = _sections_in(model)
+        if len(choices) > 1 and isinstance(node, dict):
+            tag = node.get("type")
+            choices = [c for c in choices if tag in get_args(c.model_fields["type"].annotation)] or choices
+        model = choices[0]
+    return list(model.model_fields)
+
+
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in _sections_in(argument)]
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "a mapping"
+    return f"{value!r}"
+
+
+def config_schema() -> dict[str, Any]:
+    """JSON schema of a run, for editors and for docs/config.md."""
+    return TypeAdapter(RunConfig).json_schema()

@@ -1,0 +1,330 @@
+"""Every setting of a run. The text under a field is its documentation: `marble config show --docs` and
+docs/config.md are made from it.
+
+Defaults are those of the MARBLE paper and of DiffusionNFT's multi-reward recipe for SD3.5 Medium.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Weights = dict[str, NonNegativeFloat]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused; the docstring under a field is its description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """The pipeline to fine-tune."""
+
+    path: str
+    """Folder in diffusers' format, or a hub id such as `stabilityai/stable-diffusion-3.5-medium`."""
+    text_length: PositiveInt | None = None
+    """Tokens of the prompt that the T5 text encoder sees (diffusers' `max_sequence_length`); null takes the
+    pipeline's default."""
+    device: str = "auto"
+    """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda`, `cuda:1`, ..."""
+
+
+class LoraConfig(Section):
+    """The trained adapter. Three copies exist: the current policy, the old policy that samples, and the EMA."""
+
+    rank: PositiveInt = 32
+    """Rank of the two factors."""
+    alpha: PositiveFloat = 64.0
+    """Scale: the adapter's output is multiplied by alpha / rank."""
+    targets: list[str] | None = None
+    """Module names to adapt; null takes the model family's attention projections."""
+
+
+class PromptSourceConfig(Section):
+    """One file, or inline list, of prompts. Give `file` or `texts`."""
+
+    name: Name
+    """Name of the source, in logs and tables."""
+    file: Path | None = None
+    """`.txt` (one prompt a line) or `.jsonl` (`prompt`, any metadata, optionally `rewards`: the names that apply).
+    Relative to the config file."""
+    texts: list[str] | None = None
+    """The prompts themselves."""
+    rewards: list[str] | None = None
+    """Rewards that apply to these prompts; null leaves it to each reward."""
+    share: PositiveFloat = 1.0
+    """Relative number of prompt groups in every rollout."""
+
+
+class PromptsConfig(Section):
+    """What to draw, and what to evaluate on."""
+
+    train: list[PromptSourceConfig]
+    """Sources mixed in every rollout."""
+    heldout: list[PromptSourceConfig] | None = None
+    """Sources for evaluation; null evaluates on the training prompts."""
+
+
+class OldPolicyConfig(Section):
+    """After each rollout: old <- d old + (1 - d) current, d = min(uprate * max(step - flat, 0), uphold)."""
+
+    flat: Annotated[int, Field(ge=0)] = 0
+    """Steps during which the old policy is the current one."""
+    uprate: NonNegativeFloat = 0.001
+    """Growth of d per step after that."""
+    uphold: Fraction = 0.5
+    """Upper bound of d."""
+
+
+OLD_POLICY_PRESETS = {
+    "on_policy": OldPolicyConfig(flat=0, uprate=0.0, uphold=0.0),
+    "default": OldPolicyConfig(flat=0, uprate=0.001, uphold=0.5),
+    "slow": OldPolicyConfig(flat=75, uprate=0.0075, uphold=0.999),
+}
+
+
+class RolloutConfig(Section):
+    """Sampling from the old policy. There is no classifier-free guidance: NFT trains the model to do without it."""
+
+    groups: PositiveInt = 48
+    """Prompts in a rollout."""
+    group_size: Annotated[int, Field(ge=2)] = 24
+    """Images per prompt; advantages compare an image with the others of its group, so at least 2."""
+    steps: PositiveInt = 25
+    """Sampling steps."""
+    solver: Literal["euler", "dpm2"] = "dpm2"
+    """ODE solver: `euler`, or `dpm2` (second-order multistep DPM-Solver++)."""
+    height: PositiveInt | None = None
+    """Image height in pixels; null takes the model's own."""
+    width: PositiveInt | None = None
+    """Image width in pixels; null takes the model's own."""
+    batch_size: PositiveInt | None = None
+    """Images sampled at a time; must divide group_size. null samples a whole group at once."""
+    updates: PositiveInt = 1
+    """Optimizer updates per rollout; must divide groups."""
+    old_policy: Literal["on_policy", "default", "slow"] | OldPolicyConfig = "default"
+    """How the sampling policy follows the trained one: `on_policy` (0, 0, 0), `default` (0, 0.001, 0.5),
+    `slow` (75, 0.0075, 0.999), or a mapping with flat, uprate and uphold."""
+
+    @property
+    def old_policy_decay(self) -> OldPolicyConfig:
+        return OLD_POLICY_PRESETS[self.old_policy] if isinstance(self.old_policy, str) else self.old_policy
+
+    @property
+    def images_at_once(self) -> int:
+        return self.batch_size or self.group_size
+
+
+class RewardConfig(Section):
+    """One reward."""
+
+    type: str
+    """A built-in (`marble rewards list`), or the import path `package.module:name` of a function or class."""
+    name: Name
+    """Its name in metrics, tables and elsewhere in this config."""
+    params: dict[str, Any] = {}
+    """Arguments of the reward."""
+    held_out: bool = False
+    """Scored in evaluations only, never trained on."""
+    retries: Annotated[int, Field(ge=0)] = 1
+    """Further attempts after a failure; then the run stops with everything saved."""
+    timeout: PositiveFloat | None = None
+    """Seconds that one batch may take; null waits for ever."""
+
+
+class AdvantagesConfig(Section):
+    """From rewards to advantages, within the images of one prompt."""
+
+    std: Literal["group", "global"] = "group"
+    """Divide by the std of the prompt's group, or by one std of the whole rollout's group-centred rewards."""
+
+
+class LossConfig(Section):
+    """DiffusionNFT."""
+
+    beta: PositiveFloat = 0.1
+    """How far the implicit positive and negative policies lie from the old one (DiffusionNFT: 1 for one reward,
+    0.1 for several)."""
+    adv_clip: PositiveFloat = 5.0
+    """A_max: each advantage is clamped to +-A_max before anything else happens to it."""
+    kl_weight: NonNegativeFloat = 1e-4
+    """Weight of the pull towards the model without adapter; 0 also saves its forward pass."""
+    timestep_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
+    """Train on the first part of the sampling timesteps (the last ones hardly carry noise)."""
+    timesteps_per_sample: PositiveInt | None = None
+    """How many of them to train each image on, drawn anew in each step; null trains on all."""
+
+
+class MarbleBalance(Section):
+    """MARBLE: one direction that is good for every reward, found by a quadratic program."""
+
+    type: Literal["marble"] = "marble"
+    refresh_every: PositiveInt = 10
+    """Optimizer steps between two solutions of the quadratic program; 1 solves it in every step."""
+    ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.7
+    """rho: smoothing of the coefficients over refreshes."""
+    solver: Literal["min_norm"] = "min_norm"
+    """`min_norm`: the min-norm point of the hull of the unit gradients."""
+    apply: Literal["alpha"] = "alpha"
+    """`alpha`: steps between refreshes combine the advantages by the smoothed coefficients (the paper)."""
+    normalize: bool = True
+    """Unit gradients in the quadratic program. false is the paper's ablation, which it reports to fail."""
+    uniform_after: Annotated[int, Field(ge=0)] | None = None
+    """From this step on use equal coefficients (the paper's late uniform stage); null never does."""
+    probe_weights: Weights = {}
+    """Weights of the weighted-sum direction that is measured beside ours (`ws_...` metrics); 1 where not given.
+    They do not influence training."""
+
+
+class WeightedSumBalance(Section):
+    """The usual practice: one scalar reward sum_k w_k R_k, then one advantage."""
+
+    type: Literal["weighted_sum"]
+    weights: Weights = {}
+    """w_k by reward name; 1 where not given."""
+
+
+class FixedBalance(Section):
+    """Constant coefficients on per-reward advantages."""
+
+    type: Literal["fixed"]
+    coefficients: Weights | None = None
+    """By reward name, summing to 1; rewards not named get 0. null is 1/K each."""
+
+
+class GdpoBalance(Section):
+    """GDPO: normalise each reward's advantage in its group, sum, normalise the sum over the batch."""
+
+    type: Literal["gdpo"]
+    weights: Weights = {}
+    """Weights in the sum by reward name; 1 where not given."""
+
+
+class SingleBalance(Section):
+    """Train one reward; the others are scored and logged."""
+
+    type: Literal["single"]
+    reward: str
+    """Its name."""
+
+
+class Stage(Section):
+    """One stage of a sequential schedule."""
+
+    reward: str
+    """The reward trained."""
+    steps: PositiveInt
+    """For how many optimizer steps."""
+
+
+class SequentialBalance(Section):
+    """A hand-made schedule: one reward after the other. The last stage lasts to the end."""
+
+    type: Literal["sequential"]
+    stages: Annotated[list[Stage], Field(min_length=1)]
+    """The stages in their order."""
+
+
+class DropoutBalance(Section):
+    """Reward dropout: each step trains a random subset with equal coefficients."""
+
+    type: Literal["dropout"]
+    rate: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
+    """Probability that a reward is left out of a step; at least one stays."""
+
+
+Balance = Annotated[
+    MarbleBalance
+    | WeightedSumBalance
+    | FixedBalance
+    | GdpoBalance
+    | SingleBalance
+    | SequentialBalance
+    | DropoutBalance,
+    Field(discriminator="type"),
+]
+
+
+class OptimizerConfig(Section):
+    """AdamW on the adapter, and the EMA of its weights."""
+
+    lr: PositiveFloat = 3e-4
+    """Learning rate."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay of the first and second moments."""
+    weight_decay: NonNegativeFloat = 1e-4
+    """Decoupled weight decay."""
+    grad_clip: PositiveFloat = 1.0
+    """Upper bound of the update gradient's norm."""
+    ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """Decay of the EMA weights, which are evaluated and exported; warmed up as (1 + s) / (10 + s)."""
+
+
+class TrainerConfig(Section):
+    """How long, how reproducibly, how often to save."""
+
+    steps: PositiveInt = 1000
+    """Optimizer steps."""
+    seed: int = 0
+    """Everything random follows from it."""
+    micro_batch: PositiveInt = 8
+    """Samples in one forward pass of training."""
+    save_every: PositiveInt = 20
+    """Steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] = 2
+    """Newest checkpoints kept; at least 2, so that a damaged one can be skipped."""
+    eval_every: PositiveInt | None = None
+    """Steps between evaluations of the EMA weights during training; null never evaluates."""
+
+
+class EvaluationConfig(Section):
+    """Seeded evaluation. It draws no training randomness."""
+
+    steps: PositiveInt = 40
+    """Sampling steps."""
+    solver: Literal["euler", "dpm2"] = "euler"
+    """ODE solver."""
+    images_per_prompt: PositiveInt = 1
+    """Images per prompt, each with its own seed."""
+    seed: int = 0
+    """Seed of the evaluation; image j of prompt i is the same whatever else is evaluated."""
+    batch_size: PositiveInt = 8
+    """Images sampled and scored at a time."""
+    limit: PositiveInt | None = None
+    """Evaluate at most this many prompts of each source; null evaluates all."""
+
+
+class LoggingConfig(Section):
+    """What a run shows while it goes on."""
+
+    images_every: PositiveInt | None = 10
+    """Steps between image grids in samples/; null draws none."""
+    print_every: PositiveInt = 1
+    """Steps between lines where the output is not a terminal."""
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    model: ModelConfig
+    lora: LoraConfig = LoraConfig()
+    prompts: PromptsConfig
+    rollout: RolloutConfig = RolloutConfig()
+    rewards: Annotated[list[RewardConfig], Field(min_length=1)]
+    advantages: AdvantagesConfig = AdvantagesConfig()
+    loss: LossConfig = LossConfig()
+    balance: Balance = MarbleBalance()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @property
+    def trained_rewards(self) -> tuple[str, ...]:
+        """Names of the K rewards that are trained, in order."""
+        return tuple(reward.name for reward in self.rewards if not reward.held_out)

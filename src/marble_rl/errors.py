@@ -1,0 +1,41 @@
+"""One exception tree. Every error that a user can cause or meet carries the exit code of the command line."""
+
+from __future__ import annotations
+
+
+class MarbleError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+    exit_code = 1
+
+
+class InputError(MarbleError, ValueError):
+    """Bad input, found before any model is loaded. Names the key, the value found and the fix."""
+
+    exit_code = 2
+
+
+class RunStopped(MarbleError, RuntimeError):
+    """A run that stopped itself. What was learnt up to here is in the last checkpoint."""
+
+    exit_code = 3
+
+
+class RewardFailed(RunStopped):
+    """A reward raised, timed out or returned something that is not a finite number. It is never scored 0."""
+
+
+class NonFiniteUpdate(RunStopped):
+    """A loss or gradient was not finite. The update was not applied."""
+
+
+class StorageFailed(RunStopped):
+    """The disk refused a write. The last complete checkpoint is intact."""
+
+
+class Interrupted(MarbleError):
+    """SIGINT or SIGTERM, after the step under way was finished and saved."""
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signum

@@ -1,0 +1,109 @@
+"""`marble evaluate`: one or several sets of weights on the same prompts and seeds, as a table, JSON and grids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from marble_rl.config import RunConfig
+from marble_rl.evaluate import Evaluation, evaluate
+from marble_rl.images import image_grid, save_image
+from marble_rl.inference import open_target
+from marble_rl.inputs import check_inputs
+from marble_rl.models.base import PromptCache
+from marble_rl.prompts import read_prompt_file
+from marble_rl.storage import storage_errors, write_json
+
+GRID_PROMPTS = 12
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Evaluations by name of the weights, in the order asked for."""
+
+    results: dict[str, Evaluation]
+    step: int | None
+    held_out: frozenset[str]
+    out: Path
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "held_out_rewards": sorted(self.held_out),
+            "weights": {name: result.to_json() for name, result in self.results.items()},
+        }
+
+    def print(self) -> None:
+        first, *others = self.results.values()
+        table = Table(title=f"{len(first.prompts)} prompts x {first.images_per_prompt} images")
+        table.add_column("reward")
+        for name in self.results:
+            table.add_column(name, justify="right")
+        if others:
+            table.add_column("difference", justify="right")
+        for reward, mean in first.means.items():
+            means = [mean, *(other.means[reward] for other in others)]
+            cells = [f"{m:.4f}" for m in means] + ([f"{means[-1] - mean:+.4f}"] if others else [])
+            table.add_row(reward + (" (held out)" if reward in self.held_out else ""), *cells)
+        console = Console()
+        console.print(table)
+        console.print(f"scores and pictures: {self.out}", markup=False)
+
+
+def evaluate_target(
+    target: str,
+    settings: RunConfig,
+    weights: Sequence[Any],
+    *,
+    prompts_file: Path | None,
+    model_path: str | None,
+    step: int | None,
+    device: str,
+    out: Path,
+) -> EvaluationReport:
+    """Evaluate each of the weights and write scores.json and a grid with one column per weights."""
+    inputs = check_inputs(settings)
+    prompts = inputs.heldout if prompts_file is None else read_prompt_file(prompts_file)
+    opened = open_target(target, model_path=model_path, step=step, device=device)
+    inputs.scorer.load(opened.model.device)
+    cache = PromptCache(opened.model)
+    names = [reward.name for reward in settings.rewards]
+    results = {}
+    for role in track(weights, "evaluating", console=Console(stderr=True), transient=True):
+        with opened.acting_as(role):
+            results[str(role)] = evaluate(
+                opened.model, cache, inputs.scorer, names, prompts, settings.evaluation, settings.rollout
+            )
+    held_out = frozenset(reward.name for reward in settings.rewards if reward.held_out)
+    report = EvaluationReport(results, opened.step, held_out, out)
+    with storage_errors(str(out)):
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "scores.json", report.to_json())
+    save_image(_side_by_side(results), out / "grid.png")
+    return report
+
+
+def _side_by_side(results: dict[str, Evaluation]) -> Any:
+    """Row per prompt, its first image under each weights."""
+    import torch
+
+    first = next(iter(results.values()))
+    stride = max(1, len(first.prompts) // GRID_PROMPTS)
+    chosen = range(0, len(first.prompts), stride)[:GRID_PROMPTS]
+    label = " | ".join(results)
+    return image_grid(
+        [
+            (
+                f"{first.prompts[i].text}  [{label}]",
+                torch.stack([result.images[i * result.images_per_prompt] for result in results.values()]),
+            )
+            for i in chosen
+        ],
+        tile=128,
+    )

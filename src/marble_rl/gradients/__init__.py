@@ -1,0 +1,1 @@
+"""Per-reward gradients and their products."""

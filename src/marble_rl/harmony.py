@@ -1,0 +1,95 @@
+"""How well one direction serves every reward: cosines in-batch and on held-out halves, and each reward's signal.
+
+In-batch cosines measure a direction against the very gradients it was made from, so a reward's noise counts as
+agreement with itself. The held-out figures make the direction from one half of the prompt groups and measure it
+against the gradients of the other half (docs/method.md, section 6).
+
+Everything comes from products of gradients; no parameter is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Harmony:
+    """Cosines of one direction with the gradients of the rewards that have one; averaged over both halves where
+    it is the held-out figure."""
+
+    min_cos: float
+    mean_cos: float
+    var_cos: float
+    conflict: float
+    """1 if the direction points against at least one reward, else 0 (their mean is the conflict rate)."""
+
+
+def harmony(products: Tensor, squared_norms: Tensor, direction_squared_norm: Tensor) -> Harmony | None:
+    """Harmony of a direction d, from d.g_k [K], ||g_k||^2 [K] and ||d||^2; None where no cosine is defined."""
+    defined = squared_norms > 0
+    if not defined.any() or direction_squared_norm <= 0:
+        return None
+    cosines = products[defined] / (squared_norms[defined] * direction_squared_norm).sqrt()
+    return Harmony(
+        min_cos=float(cosines.min()),
+        mean_cos=float(cosines.mean()),
+        var_cos=float(cosines.var(unbiased=False)),
+        conflict=float(cosines.min() < 0),
+    )
+
+
+def in_batch_harmony(gram: Tensor, weights: Tensor, rewards: int) -> Harmony | None:
+    """Of d = sum_j weights_j g_j with the first ``rewards`` gradients behind ``gram`` [J, J]."""
+    products = gram @ weights
+    return harmony(products[:rewards], gram.diagonal()[:rewards], weights @ products)
+
+
+def heldout_harmony(half_gram: Tensor, rule: Callable[[Tensor], Tensor], rewards: int) -> Harmony | None:
+    """Of the direction that ``rule`` (Gram [J, J] -> weights [J]) makes from one half, with the other half's
+    gradients; the mean of both ways round."""
+    ways = []
+    for made, measured in ((0, 1), (1, 0)):
+        weights = rule(half_gram[made, made])
+        ways.append(
+            harmony(
+                (half_gram[measured, made] @ weights)[:rewards],
+                half_gram[measured, measured].diagonal()[:rewards],
+                weights @ half_gram[made, made] @ weights,
+            )
+        )
+    both = [way for way in ways if way is not None]
+    if not both:
+        return None
+    return Harmony(*(sum(getattr(way, name) for way in both) / len(both) for name in Harmony.__annotations__))
+
+
+class SignalTracker:
+    """signal_k = M_kk / G_kk, each smoothed over steps: the share of a reward's squared gradient that is not noise.
+
+    Near 1: the reward can be learnt at this batch size. Near 0: its gradient is noise.
+    """
+
+    def __init__(self, rewards: int, decay: float = 0.9) -> None:
+        self.decay = decay
+        self._unbiased = torch.zeros(rewards, dtype=torch.float64)
+        self._raw = torch.zeros(rewards, dtype=torch.float64)
+
+    def update(self, gram: Tensor, cross: Tensor) -> Tensor:
+        """Take in one batch's products [K, K]; returns the smoothed signal [K], NaN where nothing was seen yet."""
+        raw = gram.diagonal().to(self._raw)
+        seen = raw > 0
+        for total, value in ((self._unbiased, cross.diagonal().to(self._unbiased)), (self._raw, raw)):
+            total[seen] = self.decay * total[seen] + (1 - self.decay) * value[seen]
+        return self._unbiased / self._raw
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"unbiased": self._unbiased.tolist(), "raw": self._raw.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._unbiased = torch.tensor(state["unbiased"], dtype=torch.float64)
+        self._raw = torch.tensor(state["raw"], dtype=torch.float64)

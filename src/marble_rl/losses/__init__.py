@@ -1,0 +1,1 @@
+"""Losses that are affine in the advantage, sample by sample."""

@@ -1,0 +1,65 @@
+"""The figures of one optimizer step, under the keys that docs/metrics.md explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from marble_rl.coefficients.harmonizer import Coefficients, common_direction
+from marble_rl.gradients.accumulate import RewardGradients
+from marble_rl.harmony import Harmony, SignalTracker, heldout_harmony, in_batch_harmony
+from marble_rl.types import RewardTable
+
+Metrics = dict[str, float]
+
+
+def reward_metrics(table: RewardTable) -> Metrics:
+    """Mean of each reward over the samples that it applies to."""
+    means = {f"reward/{name}": table.mean(name) for name in table.names}
+    return {key: mean for key, mean in means.items() if mean is not None}
+
+
+def by_name(prefix: str, names: Sequence[str], values: Tensor) -> Metrics:
+    """{prefix/name: value}, leaving out what is not defined (NaN)."""
+    pairs = zip(names, values.tolist(), strict=True)
+    return {f"{prefix}/{name}": float(value) for name, value in pairs if value == value}
+
+
+def refresh_metrics(
+    names: Sequence[str],
+    gradients: RewardGradients,
+    found: Coefficients,
+    signal: SignalTracker,
+    normalize: bool,
+) -> Metrics:
+    """What a refresh shows. Column K of the gradients is the weighted-sum probe."""
+    k = len(names)
+    gram = gradients.gram.cpu()
+    metrics = {
+        **by_name("alpha", names, found.alpha),
+        **by_name("grad_norm", names, gradients.norms[:k]),
+        **{f"guard/no_signal/{name}": float(not on) for name, on in zip(names, found.active.tolist(), strict=True)},
+        "qp/norm": found.norm,
+        "qp/kkt_residual": found.kkt_residual,
+        "qp/stationary": float(found.stationary),
+    }
+    if gradients.cross is not None:
+        metrics |= by_name("signal", names, signal.update(gram[:k, :k], gradients.cross[:k, :k].cpu()))
+
+    def ours(g: Tensor) -> Tensor:
+        return torch.cat([common_direction(g[:k, :k], normalize=normalize).weights, torch.zeros(1)])
+
+    def weighted_sum(g: Tensor) -> Tensor:
+        return torch.eye(k + 1, dtype=g.dtype)[k]
+
+    for prefix, rule in (("", ours), ("ws_", weighted_sum)):
+        metrics |= _harmony(f"{prefix}harmony", in_batch_harmony(gram, rule(gram), k))
+        if gradients.half_gram is not None:
+            metrics |= _harmony(f"{prefix}heldout", heldout_harmony(gradients.half_gram.cpu(), rule, k))
+    return metrics
+
+
+def _harmony(prefix: str, figures: Harmony | None) -> Metrics:
+    return {} if figures is None else {f"{prefix}/{key}": value for key, value in vars(figures).items()}

@@ -1,0 +1,79 @@
+"""Model families, and how one is found for a path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marble_rl.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from marble_rl.models.base import DiffusionModel
+
+FAMILIES = {"StableDiffusion3Pipeline": "marble_rl.models.sd3:SD3Model"}
+"""diffusers' pipeline class -> our adapter. To add a family: one file in this folder and one line here."""
+
+
+def check_model_path(path: str, key: str = "model.path") -> None:
+    """Find what can be found wrong before anything is loaded."""
+    folder = Path(path)
+    if folder.is_dir():
+        _family(folder / "model_index.json", key)
+    elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
+        raise InputError(f"{key}: no such folder: {path}. Give a folder in diffusers' format, or a hub id owner/name")
+
+
+def load_model(path: str, device: torch.device, text_length: int | None = None) -> DiffusionModel:
+    """Load a pipeline from a folder or a hub id."""
+    import importlib
+
+    check_model_path(path)
+    index = Path(path) / "model_index.json"
+    if not index.exists():
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+
+        try:
+            index = Path(hf_hub_download(path, "model_index.json"))
+        except GatedRepoError:
+            raise InputError(
+                f"model.path: {path} is gated. Accept its licence at https://huggingface.co/{path}, "
+                "then `hf auth login`"
+            ) from None
+        except (HfHubHTTPError, OSError) as error:
+            raise InputError(
+                f"model.path: {path!r} is neither a folder here nor reachable on the hub ({error})"
+            ) from None
+    module, _, name = FAMILIES[_family(index, "model.path")].partition(":")
+    model: DiffusionModel = getattr(importlib.import_module(module), name)(path, device, text_length)
+    return model
+
+
+def pick_device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"model.device: unknown device {name!r}; use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"model.device: {name!r} asked for, but no CUDA device is available; use auto or cpu")
+    return device
+
+
+def _family(index: Path, key: str) -> str:
+    try:
+        family = json.loads(index.read_text())["_class_name"]
+    except (OSError, ValueError, KeyError):
+        raise InputError(
+            f"{key}: {index.parent} is not a diffusers pipeline (no readable model_index.json); "
+            "give the folder that `pipeline.save_pretrained` wrote"
+        ) from None
+    if family not in FAMILIES:
+        raise InputError(f"{key}: {family} is not supported. Supported: {', '.join(FAMILIES)}")
+    return str(family)

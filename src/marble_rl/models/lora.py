@@ -1,0 +1,119 @@
+"""Three LoRA adapters on one transformer: `default` is trained, `old` samples, `ema` is evaluated and exported.
+
+A peft layer stops tracking gradients of an adapter as soon as another one is selected. Select `old` or the bare
+model only inside ``acting_as``, and do it before the trained policy's forward pass, never between that and its
+backward pass: peft would drop the gradients silently.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from marble_rl.config.schema import LoraConfig
+from marble_rl.errors import InputError
+from marble_rl.seeding import derive_seed
+
+Adapter = Literal["default", "old", "ema"]
+Role = Literal["default", "old", "ema", "base"]
+"""An adapter, or the model without any."""
+TRAINED: Adapter = "default"
+OLD: Adapter = "old"
+EMA: Adapter = "ema"
+ADAPTERS: tuple[Adapter, ...] = (TRAINED, OLD, EMA)
+
+
+class LoraPolicy:
+    """The adapters of a transformer, all equal at the start."""
+
+    def __init__(self, transformer: nn.Module, config: LoraConfig, default_targets: list[str], seed: int) -> None:
+        self._transformer = transformer
+        peft_config = {
+            "r": config.rank,
+            "lora_alpha": config.alpha,
+            "init_lora_weights": "gaussian",
+            "target_modules": config.targets or default_targets,
+        }
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, "lora"))
+            for name in ADAPTERS:
+                _attach(transformer, PeftLoraConfig(**peft_config), name)
+        self._layers = [m for m in transformer.modules() if isinstance(m, BaseTunerLayer)]
+        self._by_adapter = {name: _adapter_parameters(transformer, name) for name in ADAPTERS}
+        for name in (OLD, EMA):
+            self.blend(name, TRAINED, 0.0)
+        self._select(TRAINED)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Trained parameters, in a fixed order."""
+        return list(self._by_adapter[TRAINED].values())
+
+    @contextmanager
+    def acting_as(self, role: Role) -> Iterator[None]:
+        """Predict as another policy, without gradients; afterwards the trained one is selected again."""
+        with torch.no_grad():
+            if role == "base":
+                self._enable(False)
+            else:
+                self._select(role)
+            try:
+                yield
+            finally:
+                if role == "base":
+                    self._enable(True)
+                self._select(TRAINED)
+
+    @torch.no_grad()
+    def blend(self, target: Adapter, source: Adapter, decay: float) -> None:
+        """target <- decay * target + (1 - decay) * source. decay = 0 copies exactly."""
+        for name, value in self._by_adapter[target].items():
+            other = self._by_adapter[source][name]
+            if decay == 0.0:
+                value.copy_(other)
+            else:
+                value.mul_(decay).add_(other, alpha=1.0 - decay)
+
+    def tensors(self, adapter: Adapter) -> dict[str, Tensor]:
+        """Parameters of an adapter by name; the names are the same for all three."""
+        return {name: value.detach() for name, value in self._by_adapter[adapter].items()}
+
+    @torch.no_grad()
+    def load_tensors(self, adapter: Adapter, tensors: dict[str, Tensor]) -> None:
+        own = self._by_adapter[adapter]
+        if own.keys() != tensors.keys():
+            raise ValueError(
+                f"the saved adapter has other layers than this model: {sorted(own.keys() ^ tensors.keys())[:4]}"
+            )
+        for name, value in tensors.items():
+            own[name].copy_(value)
+
+    def _select(self, adapter: str) -> None:
+        for layer in self._layers:
+            layer.set_adapter([adapter])
+
+    def _enable(self, enabled: bool) -> None:
+        for layer in self._layers:
+            layer.enable_adapters(enabled)
+
+
+def _attach(transformer: nn.Module, config: PeftLoraConfig, name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # three adapters are the point
+        try:
+            transformer.add_adapter(config, adapter_name=name)  # type: ignore[operator]
+        except ValueError as error:
+            raise InputError(f"lora.targets: {error}") from None
+
+
+def _adapter_parameters(transformer: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
+    marker = f".{adapter}."
+    found = {n.replace(marker, "."): p for n, p in transformer.named_parameters() if "lora_" in n and marker in n}
+    return dict(sorted(found.items()))

@@ -1,0 +1,1 @@
+"""Rewards: the protocol, the built-in ones, and how they are called."""

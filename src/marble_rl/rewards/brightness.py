@@ -1,0 +1,18 @@
+"""Mean brightness of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marble_rl.rewards.base import RewardBase, RewardBatch
+
+
+class Brightness(RewardBase):
+    """Mean of all pixels in [0, 1]; with ``target`` minus the distance to it."""
+
+    def __init__(self, target: float | None = None) -> None:
+        self.target = target
+
+    def score(self, batch: RewardBatch) -> Sequence[float]:
+        means = batch.images.mean(axis=(1, 2, 3)) / 255.0
+        return [float(m) if self.target is None else -abs(float(m) - self.target) for m in means]

@@ -1,0 +1,25 @@
+"""How small an image becomes as a JPEG. The smallest example of a reward."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from PIL import Image
+
+from marble_rl.rewards.base import RewardBase, RewardBatch
+
+
+class JpegCompressibility(RewardBase):
+    """Minus the JPEG size in bytes per pixel: smooth images score high, noise scores low. Range about [-2, 0]."""
+
+    def __init__(self, quality: int = 95) -> None:
+        self.quality = quality
+
+    def score(self, batch: RewardBatch) -> Sequence[float]:
+        return [-self._size(image) / (image.shape[0] * image.shape[1]) for image in batch.images]
+
+    def _size(self, image: object) -> int:
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, "JPEG", quality=self.quality)  # type: ignore[arg-type]
+        return buffer.tell()

@@ -1,0 +1,1 @@
+"""Sampling: ODE solvers, and rollouts of the old policy."""

@@ -1,0 +1,54 @@
+"""Stage 2: draw a group of images for each prompt from the old policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from marble_rl.config.schema import RolloutConfig
+from marble_rl.models.base import DiffusionModel, PromptCache
+from marble_rl.models.lora import OLD, LoraPolicy
+from marble_rl.rollout.solvers import Solver, solve_ode
+from marble_rl.seeding import generator, normal_rows
+from marble_rl.types import Conditioning, Group, Rollout
+
+
+def roll_out(
+    model: DiffusionModel,
+    policy: LoraPolicy,
+    prompts: PromptCache,
+    groups: tuple[Group, ...],
+    config: RolloutConfig,
+    *,
+    seed: int,
+    index: int,
+    on_group: Callable[[int], None] = lambda done: None,
+) -> Rollout:
+    """Images of rollout number ``index``. Noise is drawn per (rollout, slot, sample), batches have a fixed shape."""
+    shape = model.latent_shape(config.height, config.width)
+    sigmas = model.sigmas(config.steps, shape)
+    conditioning = prompts.encode([group.prompt.text for group in groups])
+    latents, images = [], []
+    with policy.acting_as(OLD):
+        for group in groups:
+            noise = normal_rows(
+                (generator(seed, "rollout", index, group.slot, s) for s in range(config.group_size)), shape
+            )
+            row = conditioning.rows(slice(group.slot, group.slot + 1))
+            for part in noise.split(config.images_at_once):
+                x0, pixels = sample(model, part, row.repeat(len(part)), sigmas, config.solver)
+                latents.append(x0)
+                images.append(pixels)
+            on_group(group.slot + 1)
+    return Rollout(groups, config.group_size, torch.cat(latents), torch.cat(images), conditioning, sigmas)
+
+
+@torch.no_grad()
+def sample(
+    model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver
+) -> tuple[Tensor, Tensor]:
+    """Clean latents [B, ...] and uint8 images [B, H, W, 3] of whichever adapter is active."""
+    x0 = solve_ode(lambda x, sigma: model.velocity(x, sigma, conditioning), noise.to(model.device), sigmas, solver)
+    return x0, model.decode(x0)

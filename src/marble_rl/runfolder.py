@@ -1,0 +1,109 @@
+"""A run's folder: who may write to it, and whether a run may go on in it.
+
+config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from marble_rl.config import RunConfig, dump_config, load_config
+from marble_rl.errors import InputError
+from marble_rl.storage import storage_errors, write_bytes
+
+IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
+"""Sections that say what a run is about: another value is another run."""
+FREE = ("evaluation", "logging")
+"""Sections that do not touch the weights."""
+FREE_KEYS = (
+    "trainer.steps",
+    "trainer.save_every",
+    "trainer.keep_checkpoints",
+    "trainer.eval_every",
+    "model.device",
+)
+
+
+class RunFolder:
+    """Paths of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples"
+        self.checkpoints = path / "checkpoints"
+        self.lora = path / "lora"
+        self.evaluation = path / "evaluation"
+
+    @property
+    def exists(self) -> bool:
+        return self.config.is_file()
+
+    def load_config(self) -> RunConfig:
+        """The config of an existing run."""
+        if not self.exists:
+            raise InputError(
+                f"{self.path} is not a run folder: it has no config.json. Give the --out of a training run"
+            )
+        return load_config(self.config)
+
+    def check_start(self, config: RunConfig, resume: bool) -> list[str]:
+        """Whether this config may start, or go on, here. Returns remarks on what changed since the run began."""
+        if not self.exists:
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise InputError(f"--out: {self.path} is not empty and not a run; give another folder")
+            return [f"no run in {self.path} yet: starting one"] if resume else []
+        if not resume:
+            raise InputError(
+                f"--out: {self.path} already holds a run; continue it with --resume, or give another folder"
+            )
+        changes = _changes(_tree(self.load_config()), _tree(config))
+        for key, before, after in changes:
+            if key.split(".")[0] in IDENTITY and key not in FREE_KEYS:
+                raise InputError(
+                    f"--resume: {key} was {before!r} in {self.path}, now {after!r}; that is another run. "
+                    "Restore the value, or give another --out"
+                )
+        return [
+            f"{key} was {before!r}, now {after!r}: from here on this is not the run that was begun"
+            for key, before, after in changes
+            if key.split(".")[0] not in FREE and key not in FREE_KEYS
+        ]
+
+    @contextmanager
+    def opened(self, config: RunConfig) -> Iterator[None]:
+        """Create the folder, keep other processes out of it, and save the resolved config."""
+        with storage_errors(f"run folder {self.path}"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / ".lock", "w")  # noqa: SIM115  held until the run ends
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"--out: another process is training in {self.path}; wait for it or stop it") from None
+            with storage_errors(f"run folder {self.path}"):
+                write_bytes(self.config, dump_config(config).encode())
+            yield
+
+
+def _tree(config: RunConfig) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads(dump_config(config))
+    return tree
+
+
+def _changes(before: Any, after: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+    """(key, before, after) of every leaf that differs."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = [*before, *(name for name in after if name not in before)]
+        pairs = [(f"{key}.{name}".lstrip("."), before.get(name), after.get(name)) for name in names]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = [(f"{key}.{i}", b, a) for i, (b, a) in enumerate(zip(before, after, strict=True))]
+    else:
+        return [] if before == after else [(key, before, after)]
+    return [change for name, b, a in pairs for change in _changes(b, a, name)]

@@ -1,0 +1,321 @@
+"""The training loop. It reads like the list of the stages:
+
+prompts -> rollout -> rewards -> advantages -> gradients -> coefficients -> update -> log, checkpoint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from marble_rl.advantages import group_advantages
+from marble_rl.checkpoint import Checkpoint, load_newest, save_checkpoint
+from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
+from marble_rl.config import RunConfig
+from marble_rl.config.schema import MarbleBalance
+from marble_rl.errors import Interrupted, NonFiniteUpdate, RunStopped, StorageFailed
+from marble_rl.evaluate import Evaluation, evaluate
+from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
+from marble_rl.harmony import SignalTracker
+from marble_rl.images import image_grid, save_image
+from marble_rl.inputs import check_inputs
+from marble_rl.interrupts import Interrupts
+from marble_rl.metrics import Metrics, by_name, refresh_metrics, reward_metrics
+from marble_rl.models import load_model, pick_device
+from marble_rl.models.base import DiffusionModel, PromptCache
+from marble_rl.models.lora import ADAPTERS, EMA, LoraPolicy
+from marble_rl.rollout.rollout import roll_out
+from marble_rl.runfolder import RunFolder
+from marble_rl.runlog import Display, MetricsFile
+from marble_rl.storage import save_safetensors, storage_errors
+from marble_rl.types import RewardTable, Rollout
+from marble_rl.update import Updater
+
+GRID_PROMPTS, GRID_IMAGES = 8, 8
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run leaves behind."""
+
+    out: Path
+    steps: int
+    lora: Path
+    """Folder that plain diffusers' ``load_lora_weights`` reads: the EMA weights."""
+    metrics: Metrics
+    """Of the last step taken; empty where nothing was left to do."""
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A scored rollout; serves all optimizer updates made from it."""
+
+    rollout: Rollout
+    scored: Scored
+    clamped: Tensor
+    """[N] advantages of each sample that the clamp changed"""
+
+
+class Trainer:
+    """Trains one run. Everything that the config can get wrong is found here, before a model is loaded."""
+
+    # Set by _load, once the config was found good.
+    step: int
+    """Optimizer updates done."""
+    model: DiffusionModel
+    policy: LoraPolicy
+    prompt_cache: PromptCache
+    balancer: Balancer
+    updater: Updater
+    signal: SignalTracker
+    _display: Display
+    _metrics_file: MetricsFile
+    _experience: Experience | None
+
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path | None = None,
+        *,
+        resume: bool = False,
+        console: Console | None = None,
+    ) -> None:
+        self.config = config
+        self.folder = RunFolder(out or Path("runs") / f"{config.balance.type}-seed{config.trainer.seed}")
+        self.console = console or Console(stderr=True)
+        self._inputs = check_inputs(config)
+        self._device = pick_device(config.model.device)
+        self.names = config.trained_rewards
+        self._remarks = self.folder.check_start(config, resume)
+
+    def train(self) -> RunResult:
+        """Run to the last step; raises RunStopped or Interrupted with everything saved."""
+        steps = self.config.trainer.steps
+        metrics: Metrics = {}
+        with self.folder.opened(self.config), Interrupts(self._say) as interrupts:
+            self._load()
+            with self._display:
+                while self.step < steps:
+                    try:
+                        metrics = self._take_step()
+                    except RunStopped as stop:
+                        self._save_before_stopping(stop)
+                        raise
+                    finished = self.step == steps
+                    if finished or interrupts.received or self.step % self.config.trainer.save_every == 0:
+                        self._save()
+                    if interrupts.received and not finished:
+                        raise Interrupted(
+                            interrupts.received, f"stopped after step {self.step}; continue with --resume"
+                        )
+            self._write_lora()
+        return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
+
+    def _take_step(self) -> Metrics:
+        """One optimizer update."""
+        step, c = self.step, self.config
+        index, update = divmod(step, c.rollout.updates)
+        if self._experience is None:
+            self._experience = self._gather(index)
+        experience = self._experience
+        rows = experience.rollout.update_rows(update)
+
+        batch = training_batch(experience.rollout, update, c.loss, seed=c.trainer.seed, step=step)
+        if self.balancer.wants_reward_gradients(step):
+            gradient, loss, figures = self._harmonised(batch, experience.scored, rows)
+        else:
+            gradient, loss, figures = self._combined(batch, experience.scored, rows)
+
+        metrics = {
+            **reward_metrics(_rows_of(experience.scored.table, rows)),
+            **figures,
+            "guard/clamped": float(experience.clamped[rows].sum()),
+        }
+        with self._display.stage("update"):
+            metrics["update/norm"] = self._apply(gradient, loss, batch)
+        self.step += 1
+        if update + 1 == c.rollout.updates:
+            self.updater.follow(self.step)
+            self._experience = None
+        metrics |= self._evaluate_if_due()
+        metrics |= self._display.take_times()
+        self._metrics_file.append(step, metrics)
+        self._display.step_done(self.step, metrics)
+        return metrics
+
+    # Stages 1-4: what was drawn, and what each reward thinks of it.
+
+    def _gather(self, index: int) -> Experience:
+        c = self.config
+        with self._display.stage("rollout"):
+            groups = self._inputs.train.draw(c.trainer.seed, index, c.rollout.groups, c.rollout.updates)
+            rollout = roll_out(
+                self.model,
+                self.policy,
+                self.prompt_cache,
+                groups,
+                c.rollout,
+                seed=c.trainer.seed,
+                index=index,
+                on_group=lambda done: self._display.within(self.step, 0.5 * done / c.rollout.groups),
+            )
+        with self._display.stage("rewards"):
+            table = self._inputs.scorer.score(self.names, rollout.images, rollout.prompts, c.rollout.group_size)
+        raw = group_advantages(table.values, rollout.group_ids, table.applicable, c.advantages.std)
+        clip = c.loss.adv_clip
+        scored = Scored(table, rollout.group_ids, raw.clamp(-clip, clip), c.advantages.std, clip)
+        self._draw_images(rollout)
+        return Experience(rollout, scored, (raw.abs() > clip).sum(dim=1))
+
+    # Stages 5-7, either way: the gradient of the step, its loss, and figures for the log.
+
+    def _combined(self, batch: TrainingBatch, scored: Scored, rows: range) -> tuple[Tensor, float, Metrics]:
+        """An ordinary step: one advantage, one backward pass (docs/method.md, section 3, step 7)."""
+        advantage = self.balancer.advantage(self.step, scored)[rows]
+        result = self._gradients(batch, advantage[:, None], per_column=False)
+        loss = result.base + float(result.slopes[0])
+        return result.gradients.shared, loss, self._loss_figures(loss, result)
+
+    def _harmonised(self, batch: TrainingBatch, scored: Scored, rows: range) -> tuple[Tensor, float, Metrics]:
+        """A refresh: one gradient per reward, the QP, and one direction for all (steps 2-6)."""
+        harmonizer, balance = self.balancer.harmonizer, self.config.balance
+        assert harmonizer is not None
+        assert isinstance(balance, MarbleBalance)
+        k = len(self.names)
+        probe = scored.weighted_sum(weight_vector(self.names, balance.probe_weights))
+        columns = torch.cat([scored.advantages, probe[:, None]], dim=1)[rows]
+        result = self._gradients(batch, columns, per_column=True)
+        g = result.gradients
+        if not torch.isfinite(g.gram).all():
+            self._stop_non_finite(batch, f"step {self.step}: a reward's gradient is not finite; nothing was updated")
+        with self._display.stage("coefficients"):
+            found = harmonizer.refresh(g.gram[:k, :k], None if g.cross is None else g.cross[:k, :k])
+            figures = refresh_metrics(self.names, g, found, self.signal, balance.normalize)
+        gradient = found.weights.to(g.g) @ g.g[:k] + g.shared
+        loss = result.base + float(found.weights @ result.slopes[:k])
+        return gradient, loss, {**self._loss_figures(loss, result), **figures}
+
+    def _gradients(self, batch: TrainingBatch, columns: Tensor, *, per_column: bool) -> PolicyGradients:
+        rows_done, total = 0, batch.sigmas.numel()
+
+        def on_rows(rows: int) -> None:
+            nonlocal rows_done
+            rows_done += rows
+            self._display.within(self.step, 0.5 + 0.5 * rows_done / total)
+
+        with self._display.stage("gradients"):
+            return policy_gradients(
+                self.model,
+                self.policy,
+                batch,
+                columns,
+                self.config.loss,
+                per_column=per_column,
+                micro_batch=self.config.trainer.micro_batch,
+                on_rows=on_rows,
+            )
+
+    def _loss_figures(self, loss: float, result: PolicyGradients) -> Metrics:
+        figures = {"loss/policy": loss, "loss/kl": result.kl}
+        coefficients = self.balancer.coefficients(self.step)
+        return figures if coefficients is None else figures | by_name("alpha_bar", self.names, coefficients)
+
+    # Stage 8
+
+    def _apply(self, gradient: Tensor, loss: float, batch: TrainingBatch) -> float:
+        try:
+            return self.updater.apply(gradient, loss, self.step)
+        except NonFiniteUpdate as error:
+            self._stop_non_finite(batch, str(error))
+
+    def _stop_non_finite(self, batch: TrainingBatch, message: str) -> NoReturn:
+        path = self.folder.path / f"nonfinite-step-{self.step}.safetensors"
+        tensors = {"x0": batch.x0, "sigmas": batch.sigmas, "slots": batch.slots, "samples": batch.samples}
+        with storage_errors(str(path)):
+            save_safetensors(path, tensors, {"step": str(self.step)})
+        raise NonFiniteUpdate(f"{message} (batch: {path})")
+
+    # Around the loop
+
+    def _load(self) -> None:
+        """Models, and the state of an earlier session of this run where there is one."""
+        c = self.config
+        for remark in self._remarks:
+            self._say(remark)
+        checkpoint = load_newest(self.folder.checkpoints, self._say)
+        self.step = checkpoint.step if checkpoint else 0
+        if checkpoint:
+            self._say(f"continuing after step {checkpoint.step}")
+        with self.console.status("loading models"):
+            self.model = load_model(c.model.path, self._device, c.model.text_length)
+            self.policy = LoraPolicy(self.model.transformer, c.lora, self.model.lora_targets, c.trainer.seed)
+            self._inputs.scorer.load(self._device)
+        self.prompt_cache = PromptCache(self.model)
+        self.balancer = build_balancer(c)
+        self.signal = SignalTracker(len(self.names))
+        self.updater = Updater(self.policy, c.optimizer, c.rollout.old_policy_decay)
+        if checkpoint:
+            self._restore(checkpoint)
+        self._experience = None
+        self._metrics_file = MetricsFile(self.folder.metrics, self.step)
+        self._display = Display(self.console, c.trainer.steps, self.step, self.names, c.logging.print_every)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        for adapter in ADAPTERS:
+            self.policy.load_tensors(adapter, checkpoint.adapter(adapter))
+        self.updater.load_optimizer_tensors(checkpoint.optimizer)
+        self.balancer.load_state_dict(checkpoint.state["balancer"])
+        self.signal.load_state_dict(checkpoint.state["signal"])
+
+    def _save(self) -> None:
+        adapters = {f"{a}/{name}": t for a in ADAPTERS for name, t in self.policy.tensors(a).items()}
+        state = {"balancer": self.balancer.state_dict(), "signal": self.signal.state_dict()}
+        checkpoint = Checkpoint(self.step, adapters, self.updater.optimizer_tensors(), state)
+        with self._display.stage("checkpoint"):
+            save_checkpoint(self.folder.checkpoints, checkpoint, self.config.trainer.keep_checkpoints)
+
+    def _save_before_stopping(self, stop: RunStopped) -> None:
+        """The weights are those after the last complete step; where the disk refuses, the last checkpoint stays."""
+        if not isinstance(stop, StorageFailed):
+            self._save()
+
+    def _write_lora(self) -> None:
+        with storage_errors(str(self.folder.lora)):
+            self.model.write_lora(self.folder.lora, EMA)
+
+    def _evaluate_if_due(self) -> Metrics:
+        every = self.config.trainer.eval_every
+        if every is None or self.step % every:
+            return {}
+        with self._display.stage("evaluate"), self.policy.acting_as(EMA):
+            result = self.evaluate()
+        return {f"eval/{name}": mean for name, mean in result.means.items()}
+
+    def evaluate(self, on_images: Callable[[int], None] = lambda images: None) -> Evaluation:
+        """Score the held-out prompts with whichever adapter is active, by all rewards."""
+        c = self.config
+        names = [reward.name for reward in c.rewards]
+        heldout, scorer = self._inputs.heldout, self._inputs.scorer
+        return evaluate(self.model, self.prompt_cache, scorer, names, heldout, c.evaluation, c.rollout, on_images)
+
+    def _draw_images(self, rollout: Rollout) -> None:
+        every = self.config.logging.images_every
+        if every is None or self.step % every:
+            return
+        chosen = rollout.groups[:: max(1, len(rollout.groups) // GRID_PROMPTS)][:GRID_PROMPTS]
+        size = rollout.group_size
+        rows = [(g.prompt.text, rollout.images[g.slot * size : g.slot * size + min(size, GRID_IMAGES)]) for g in chosen]
+        save_image(image_grid(rows), self.folder.samples / f"step-{self.step}.png")
+
+    def _say(self, message: str) -> None:
+        self.console.print(message, markup=False)
+
+
+def _rows_of(table: RewardTable, rows: range) -> RewardTable:
+    return RewardTable(table.names, table.values[rows], table.applicable[rows])

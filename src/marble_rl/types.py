@@ -1,0 +1,116 @@
+"""The records that pass between the stages of a training step, with their shapes.
+
+N samples = G prompt groups x S images each; K rewards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+ConditioningT = TypeVar("ConditioningT", bound="Conditioning")
+
+HALVES = 2
+"""The prompt groups of an update are kept apart in two halves, whose gradients are independent."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One line of a prompt file."""
+
+    index: int
+    """Position in the whole prompt set: the key of its group. Two prompts with the same text stay two prompts."""
+    text: str
+    source: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    rewards: frozenset[str] | None = None
+    """Names of the rewards that apply, as the prompt file says; None leaves it to the rewards."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One prompt's place in a rollout."""
+
+    slot: int
+    """Position in the rollout, 0..G-1."""
+    prompt: Prompt
+    update: int
+    """Which of the rollout's optimizer updates trains on it."""
+    half: int
+    """0 or 1: which half of that update's groups it belongs to."""
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What a model needs to know of the prompts: tensors whose leading dimension is the sample."""
+
+    def rows(self: ConditioningT, index: Tensor | slice) -> ConditioningT:
+        return self._map(lambda x: x[index])
+
+    def repeat(self: ConditioningT, times: int) -> ConditioningT:
+        return self._map(lambda x: x.repeat_interleave(times, dim=0))
+
+    def to(self: ConditioningT, device: torch.device) -> ConditioningT:
+        return self._map(lambda x: x.to(device))
+
+    @classmethod
+    def cat(cls: type[ConditioningT], items: Sequence[ConditioningT]) -> ConditioningT:
+        names = [f.name for f in dataclasses.fields(cls)]
+        return cls(**{name: torch.cat([getattr(item, name) for item in items]) for name in names})
+
+    def _map(self: ConditioningT, function: Any) -> ConditioningT:
+        return type(self)(**{f.name: function(getattr(self, f.name)) for f in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Images of the old policy, in slot order: sample s of the group in slot g is row g * S + s."""
+
+    groups: tuple[Group, ...]
+    group_size: int
+    x0: Tensor
+    """[N, C, H, W] clean latents"""
+    images: Tensor
+    """[N, H, W, 3] uint8 on the CPU"""
+    conditioning: Conditioning
+    """Leading dimension G: one row a group."""
+    sigmas: Tensor
+    """[T + 1] the noise levels sampled with, descending, the last one 0"""
+
+    @property
+    def group_ids(self) -> Tensor:
+        """[N] dataset index of each sample's prompt."""
+        indices = torch.tensor([group.prompt.index for group in self.groups])
+        return indices.repeat_interleave(self.group_size)
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Prompt of each of the N samples."""
+        return [group.prompt for group in self.groups for _ in range(self.group_size)]
+
+    def update_rows(self, update: int) -> range:
+        """The rows that the rollout's ``update``-th optimizer update trains on (they stand together)."""
+        slots = [group.slot for group in self.groups if group.update == update]
+        return range(slots[0] * self.group_size, (slots[-1] + 1) * self.group_size)
+
+
+@dataclass(frozen=True)
+class RewardTable:
+    """Scores of N samples by K rewards."""
+
+    names: tuple[str, ...]
+    values: Tensor
+    """[N, K] float64; 0 where a reward does not apply"""
+    applicable: Tensor
+    """[N, K] bool"""
+
+    def mean(self, name: str) -> float | None:
+        """Mean over the samples that the reward applies to; None where there are none."""
+        column = self.names.index(name)
+        scores = self.values[self.applicable[:, column], column]
+        return float(scores.mean()) if len(scores) else None
