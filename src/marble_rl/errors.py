@@ -25,8 +25,8 @@ class RewardFailed(RunStopped):
     """A reward raised, timed out or returned something that is not a finite number. It is never scored 0."""
 
 
-class NonFiniteUpdate(RunStopped):
-    """A loss or gradient was not finite. The update was not applied."""
+class NonFinite(RunStopped):
+    """A latent, loss or gradient was not finite. Nothing was updated from it."""
 
 
 class StorageFailed(RunStopped):

@@ -53,7 +53,7 @@ class EvaluationReport:
             table.add_row(reward + (" (held out)" if reward in self.held_out else ""), *cells)
         console = Console()
         console.print(table)
-        console.print(f"scores and pictures: {self.out}", markup=False)
+        console.print(f"scores and pictures: {self.out}", markup=False, soft_wrap=True)
 
 
 def evaluate_target(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,7 +79,11 @@ class RunFolder:
 
     @contextmanager
     def opened(self, config: RunConfig) -> Iterator[None]:
-        """Create the folder, keep other processes out of it, and save the resolved config."""
+        """Create the folder, keep other processes out of it, and save the resolved config.
+
+        Bad input that only shows once the model is loaded leaves no trace of a run that never began.
+        """
+        fresh = not self.exists
         with storage_errors(f"run folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(self.path / ".lock", "w")  # noqa: SIM115  held until the run ends
@@ -89,7 +94,12 @@ class RunFolder:
                 raise InputError(f"--out: another process is training in {self.path}; wait for it or stop it") from None
             with storage_errors(f"run folder {self.path}"):
                 write_bytes(self.config, dump_config(config).encode())
-            yield
+            try:
+                yield
+            except InputError:
+                if fresh and not self.checkpoints.exists():
+                    shutil.rmtree(self.path)
+                raise
 
 
 def _tree(config: RunConfig) -> dict[str, Any]:

@@ -109,13 +109,9 @@ class Display:
         if not self.console.is_terminal and (done % self._print_every == 0 or done == self._total):
             pace = (time.perf_counter() - self._began) / (done - self._began_at)
             left = _duration(pace * (self._total - done))
-            self.console.print(f"step {done}/{self._total}  {'  '.join(figures)}  ({left} left)", markup=False)
-
-    def say(self, message: str) -> None:
-        self.console.print(message, markup=False)
-
-    def warn(self, message: str) -> None:
-        self.console.print(f"[yellow]warning:[/] {escape(message)}")
+            self.console.print(
+                f"step {done}/{self._total}  {'  '.join(figures)}  ({left} left)", markup=False, soft_wrap=True
+            )
 
 
 def _duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ from marble_rl.checkpoint import Checkpoint, load_newest, save_checkpoint
 from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
-from marble_rl.errors import Interrupted, NonFiniteUpdate, RunStopped, StorageFailed
+from marble_rl.errors import Interrupted, NonFinite, RunStopped, StorageFailed
 from marble_rl.evaluate import Evaluation, evaluate
 from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
 from marble_rl.harmony import SignalTracker
@@ -231,7 +231,7 @@ class Trainer:
     def _apply(self, gradient: Tensor, loss: float, batch: TrainingBatch) -> float:
         try:
             return self.updater.apply(gradient, loss, self.step)
-        except NonFiniteUpdate as error:
+        except NonFinite as error:
             self._stop_non_finite(batch, str(error))
 
     def _stop_non_finite(self, batch: TrainingBatch, message: str) -> NoReturn:
@@ -239,7 +239,7 @@ class Trainer:
         tensors = {"x0": batch.x0, "sigmas": batch.sigmas, "slots": batch.slots, "samples": batch.samples}
         with storage_errors(str(path)):
             save_safetensors(path, tensors, {"step": str(self.step)})
-        raise NonFiniteUpdate(f"{message} (batch: {path})")
+        raise NonFinite(f"{message} (batch: {path})")
 
     # Around the loop
 
@@ -314,7 +314,7 @@ class Trainer:
         save_image(image_grid(rows), self.folder.samples / f"step-{self.step}.png")
 
     def _say(self, message: str) -> None:
-        self.console.print(message, markup=False)
+        self.console.print(message, markup=False, soft_wrap=True)
 
 
 def _rows_of(table: RewardTable, rows: range) -> RewardTable:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.config.schema import OldPolicyConfig, OptimizerConfig
-from marble_rl.errors import NonFiniteUpdate
+from marble_rl.errors import NonFinite
 from marble_rl.models.lora import EMA, OLD, TRAINED, LoraPolicy
 
 
@@ -33,7 +33,7 @@ class Updater:
         """
         norm = float(gradient.to(torch.float64).norm())
         if not math.isfinite(norm) or not math.isfinite(loss):
-            raise NonFiniteUpdate(
+            raise NonFinite(
                 f"step {step}: loss {loss:g}, gradient norm {norm:g}; the update was not applied. "
                 "Lower optimizer.lr, or look for extreme values in the dumped batch"
             )

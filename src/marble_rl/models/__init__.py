@@ -48,7 +48,10 @@ def load_model(path: str, device: torch.device, text_length: int | None = None) 
                 f"model.path: {path!r} is neither a folder here nor reachable on the hub ({error})"
             ) from None
     module, _, name = FAMILIES[_family(index, "model.path")].partition(":")
-    model: DiffusionModel = getattr(importlib.import_module(module), name)(path, device, text_length)
+    try:
+        model: DiffusionModel = getattr(importlib.import_module(module), name)(path, device, text_length)
+    except (OSError, ValueError) as error:
+        raise InputError(f"model.path: cannot load {path}: {error}") from error
     return model
 
 

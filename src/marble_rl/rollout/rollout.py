@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.config.schema import RolloutConfig
+from marble_rl.errors import NonFinite
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import OLD, LoraPolicy
 from marble_rl.rollout.solvers import Solver, solve_ode
@@ -51,4 +52,6 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Clean latents [B, ...] and uint8 images [B, H, W, 3] of whichever adapter is active."""
     x0 = solve_ode(lambda x, sigma: model.velocity(x, sigma, conditioning), noise.to(model.device), sigmas, solver)
+    if not torch.isfinite(x0).all():
+        raise NonFinite("sampling gave latents that are not finite: the weights have diverged. Lower optimizer.lr")
     return x0, model.decode(x0)

@@ -1,0 +1,166 @@
+"""Bad input: exit code 2, one clear line that names the key, the value and the fix, and nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from runs import base_config, marble
+
+
+def sections(model: Path, /, **changes: Any) -> str:
+    return yaml.safe_dump({**base_config(model), **changes})
+
+
+def text(**changes: Any) -> Any:
+    return lambda model: sections(model, **changes)
+
+
+ROLLOUT = {"groups": 4, "group_size": 4, "steps": 3}
+CASES: dict[str, tuple[Any, list[str]]] = {
+    "broken YAML": (lambda model: "model: {path: x\nrewards: [", ["not valid YAML", "line"]),
+    "a list where a mapping belongs": (text(rollout=[1, 2]), ["rollout", "expected a mapping", "a list"]),
+    "a mapping where a list belongs": (text(rewards={"name": "x"}), ["rewards", "expected a list", "a mapping"]),
+    "the whole file is a list": (lambda model: "- 1\n- 2\n", ["expected a mapping", "a list"]),
+    "empty file": (lambda model: "", ["expected a mapping", "nothing"]),
+    "unknown section": (text(optimiser={"lr": 1}), ["unknown key 'optimiser'", "Did you mean 'optimizer'?"]),
+    "unknown key": (text(trainer={"stepz": 3}), ["trainer.stepz", "unknown key", "Did you mean 'steps'?"]),
+    "unknown key of a variant": (
+        text(balance={"type": "marble", "refresh_evry": 2}),
+        ["balance.refresh_evry", "Did you mean 'refresh_every'?"],
+    ),
+    "unknown variant": (text(balance={"type": "marbel"}), ["balance", "'marbel'", "Did you mean 'marble'?"]),
+    "wrong type": (text(trainer={"steps": "many"}), ["trainer.steps", "'many'"]),
+    "out of range": (text(optimizer={"lr": -1}), ["optimizer.lr", "-1", "greater than 0"]),
+    "missing section": (lambda model: "model: {path: x}\nprompts: {train: []}", ["rewards", "missing"]),
+    "unknown reward": (
+        text(rewards=[{"name": "x", "type": "brightnes"}]),
+        ["rewards.0 (x).type", "'brightnes'", "Did you mean 'brightness'?"],
+    ),
+    "reward module that is not there": (
+        text(rewards=[{"name": "x", "type": "no_such_module:score"}]),
+        ["cannot import 'no_such_module'"],
+    ),
+    "reward function that is not there": (
+        text(rewards=[{"name": "x", "type": "rewards_for_tests:steadi"}]),
+        ["no 'steadi'", "Did you mean 'steady'?"],
+    ),
+    "unknown argument of a reward": (
+        text(rewards=[{"name": "x", "type": "brightness", "params": {"targt": 1}}]),
+        ["unknown argument 'targt'", "Did you mean 'target'?"],
+    ),
+    "bad argument of a reward": (
+        text(rewards=[{"name": "x", "type": "colour", "params": {"colour": "mauve"}}]),
+        ["'mauve'", "red"],
+    ),
+    "two rewards of one name": (text(rewards=[{"name": "x", "type": "brightness"}] * 2), ["'x' is used twice"]),
+    "only held-out rewards": (
+        text(rewards=[{"name": "x", "type": "brightness", "held_out": True}]),
+        ["at least one must be trained"],
+    ),
+    "zero prompts": (text(prompts={"train": [{"name": "a", "texts": []}]}), ["prompts.train.0 (a)", "zero prompts"]),
+    "zero sources": (text(prompts={"train": []}), ["prompts.train", "zero prompt sources"]),
+    "prompt file that is not there": (
+        text(prompts={"train": [{"name": "a", "file": "nowhere.txt"}]}),
+        ["prompts.train.0 (a)", "not found", "nowhere.txt"],
+    ),
+    "neither file nor texts": (text(prompts={"train": [{"name": "a"}]}), ["either `file` or `texts`"]),
+    "more groups than prompts": (text(rollout={**ROLLOUT, "groups": 40}), ["rollout.groups", "lower rollout.groups"]),
+    "fewer groups than sources": (text(rollout={**ROLLOUT, "groups": 1}), ["rollout.groups", "at least 2 groups"]),
+    "group size 1": (text(rollout={**ROLLOUT, "group_size": 1}), ["rollout.group_size", "found 1", "2"]),
+    "batch that does not divide the group": (
+        text(rollout={**ROLLOUT, "batch_size": 3}),
+        ["rollout.batch_size: 3", "divisor of 4"],
+    ),
+    "updates that do not divide the groups": (text(rollout={**ROLLOUT, "updates": 3}), ["rollout.updates: 3"]),
+    "a reward that applies to no prompt": (
+        text(prompts={"train": [{"name": "a", "texts": ["one", "two", "three", "four"]}]}),
+        ["'colour' applies to no training prompt"],
+    ),
+    "a source naming an unknown reward": (
+        text(prompts={"train": [{"name": "a", "texts": ["a red cup"] * 4, "rewards": ["colr"]}]}),
+        ["'colr'", "Did you mean 'colour'?"],
+    ),
+    "coefficients off the simplex": (
+        text(balance={"type": "fixed", "coefficients": {"bright": 3.0}}),
+        ["balance.coefficients", "sum to 3"],
+    ),
+    "a stage of an unknown reward": (
+        text(balance={"type": "sequential", "stages": [{"reward": "brigth", "steps": 2}]}),
+        ["balance.stages.0.reward", "Did you mean 'bright'?"],
+    ),
+    "model folder that is not there": (text(model={"path": "/nowhere/model"}), ["model.path", "/nowhere/model"]),
+    "model folder that is not a pipeline": (text(model={"path": "."}), ["model.path", "model_index.json"]),
+    "unknown device": (lambda model: sections(model, model={"path": str(model), "device": "tpux"}), ["model.device"]),
+    "LoRA on modules that are not there": (text(lora={"targets": ["nothing_like_this"]}), ["lora.targets"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_config(case: str, tiny_sd3: Path, tmp_path: Path) -> None:
+    make, says = CASES[case]
+    path = tmp_path / "config.yaml"
+    path.write_text(make(tiny_sd3))
+    outcome = marble("train", path, "--out", tmp_path / "run")
+    assert outcome.code == 2, outcome.err
+    for words in says:
+        assert words in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1, outcome.err
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train", "nowhere.yaml"], ["config file not found", "nowhere.yaml"]),
+        (["config", "check", "nowhere.yaml"], ["config file not found"]),
+        (["export", "nowhere", "--out", "x"], ["nowhere", "not a run folder"]),
+        (["sample", "./nowhere", "--prompt", "x"], ["nowhere"]),
+        (["sample", "./nowhere", "--prompt", "x", "--weights", "emma"], ["--weights", "'emma'"]),
+        (["sample", "./nowhere", "--prompt", "x", "--solver", "heun"], ["--solver", "'heun'"]),
+        (["evaluate", "./nowhere"], ["--config"]),
+    ],
+)
+def test_arguments(arguments: list[str], says: list[str]) -> None:
+    outcome = marble(*arguments)
+    assert outcome.code == 2
+    for words in says:
+        assert words in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("trainer.steps", "expected key=value"),
+        ("trainer.steps=[1", "not a valid YAML value"),
+        ("rewards.9.name=x", "index from 0 to 2"),
+        ("trainer.steps.deep=1", "below a plain value"),
+        ("trainer.stepz=1", "Did you mean 'steps'?"),
+    ],
+)
+def test_overrides(config_file: Path, override: str, says: str) -> None:
+    outcome = marble("config", "check", config_file, "--set", override)
+    assert outcome.code == 2
+    assert says in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{broken", "not valid JSON"),
+        ('{"text": "x"}', 'with "prompt"'),
+        ('{"prompt": "x", "rewards": "bright"}', "must be a list"),
+        ('{"prompt": "x", "rewards": ["brigth"]}', "Did you mean 'bright'?"),
+    ],
+)
+def test_prompt_files(tiny_sd3: Path, tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / "prompts.jsonl").write_text(f'{{"prompt": "a red cup"}}\n{line}\n')
+    path = tmp_path / "config.yaml"
+    source = {"name": "a", "file": "prompts.jsonl"}
+    path.write_text(sections(tiny_sd3, prompts={"train": [source]}, rollout={**ROLLOUT, "groups": 2}))
+    outcome = marble("config", "check", path)
+    assert outcome.code == 2
+    assert says in outcome.err

@@ -1,0 +1,95 @@
+"""A run that cannot go on stops with exit code 3, everything saved, and goes on once the cause is gone."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import base_config, lora_bytes, marble, metrics, start, train, write_config
+
+
+def with_reward(path: Path, model: Path, what: str, **settings: Any) -> Path:
+    """One reward that misbehaves in the third rollout (4 groups each: after 8 batches)."""
+    rewards = [
+        {"name": "bright", "type": "brightness"},
+        {"name": "odd", "type": "rewards_for_tests:After", "params": {"what": what, "calls": 8}, **settings},
+    ]
+    return write_config(path, model, rewards=rewards)
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "says"),
+    [
+        ("raise", {}, "RuntimeError: the reward model fell over"),
+        ("nan", {}, "returned nan"),
+        ("short", {"retries": 0}, "returned 3 scores for 4 images"),
+        ("hang", {"timeout": 0.2, "retries": 0}, "no answer within 0.2 seconds"),
+    ],
+)
+def test_failing_reward(tiny_sd3: Path, tmp_path: Path, what: str, settings: dict[str, Any], says: str) -> None:
+    run = tmp_path / "run"
+    config = with_reward(tmp_path / "bad.yaml", tiny_sd3, what, **settings)
+    outcome = marble("train", config, "--out", run)
+    assert outcome.code == 3
+    assert "reward 'odd'" in outcome.err
+    assert says in outcome.err
+    assert "of prompt" in outcome.err
+    assert (run / "checkpoints" / "step-4" / "manifest.json").exists()
+    assert len(metrics(run)) == 4
+
+    # The same reward, now behaving (the counter starts anew in a new process): the run goes on to the end.
+    train(config, run, "--resume", "--set", "trainer.steps=6")
+    train(with_reward(tmp_path / "good.yaml", tiny_sd3, "nothing"), tmp_path / "good", "--set", "trainer.steps=6")
+    assert lora_bytes(run) == lora_bytes(tmp_path / "good")
+
+
+def test_a_passing_fault_is_retried(tiny_sd3: Path, tmp_path: Path) -> None:
+    train(with_reward(tmp_path / "a.yaml", tiny_sd3, "once"), tmp_path / "a")
+    train(with_reward(tmp_path / "b.yaml", tiny_sd3, "nothing"), tmp_path / "b")
+    assert lora_bytes(tmp_path / "a") == lora_bytes(tmp_path / "b")
+
+
+def test_diverged_weights_stop_before_anything_is_scored(config_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    outcome = marble("train", config_file, "--out", run, "--set", "optimizer.lr=1e30", "--set", "rollout.updates=1")
+    assert outcome.code == 3
+    assert "not finite" in outcome.err
+    assert (run / "checkpoints" / "step-1" / "manifest.json").exists()
+
+
+def test_non_finite_gradient_stops_before_the_update(config_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    outcome = marble("train", config_file, "--out", run, "--set", "optimizer.lr=1e30", "--set", "rollout.updates=4")
+    assert outcome.code == 3
+    assert "not finite" in outcome.err or "not applied" in outcome.err
+    assert list(run.glob("nonfinite-step-*.safetensors"))
+    done = len(metrics(run))
+    assert (run / "checkpoints" / f"step-{done}" / "manifest.json").exists()
+
+
+def test_full_disk_during_a_checkpoint(tiny_sd3: Path, tmp_path: Path) -> None:
+    """The limit on file sizes stands in for the end of the disk: the first checkpoint fits, the second does not."""
+    run = tmp_path / "run"
+    trainer = {**base_config(tiny_sd3)["trainer"], "steps": 6}
+    config = write_config(tmp_path / "config.yaml", tiny_sd3, trainer=trainer, logging={"images_every": None})
+    train(config, run, "--set", "trainer.steps=3")
+    size = (run / "checkpoints" / "step-3" / "adapters.safetensors").stat().st_size
+
+    process = start(
+        "train",
+        config,
+        "--out",
+        run,
+        "--resume",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, size - 1)),
+    )
+    output, _ = process.communicate()
+    assert process.returncode == 3, output
+    assert "cannot write checkpoint" in output
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step-3"]
+
+    train(config, run, "--resume")
+    train(config, tmp_path / "whole")
+    assert lora_bytes(run) == lora_bytes(tmp_path / "whole")

@@ -1,0 +1,146 @@
+"""A run that was killed, stopped or damaged ends in the very weights of the uninterrupted one."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from runs import lora_bytes, marble, metrics, start, train, write_config
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(write_config(folder / "config.yaml", tiny_sd3), folder / "run")
+    return folder / "run"
+
+
+def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    """Until ``step`` optimizer steps are logged, or the process ended by itself."""
+    file = run / "metrics.jsonl"
+    while process.poll() is None:
+        if file.exists() and len(file.read_text().splitlines()) >= step:
+            return
+        time.sleep(0.002)
+
+
+def test_killed_three_times(whole: Path, config_file: Path, tmp_path: Path) -> None:
+    run, dice = tmp_path / "run", random.Random(7)
+    for reached in (1, 4, 6):
+        process = start("train", config_file, "--out", run, "--resume")
+        wait_for_step(process, run, reached)
+        time.sleep(dice.uniform(0.0, 0.15))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert not (run / "lora").exists()
+    train(config_file, run, "--resume")
+    assert lora_bytes(run) == lora_bytes(whole)
+    assert metrics(run) == metrics(whole)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_by_signal(whole: Path, config_file: Path, tmp_path: Path, signum: signal.Signals) -> None:
+    run = tmp_path / "run"
+    process = start("train", config_file, "--out", run)
+    wait_for_step(process, run, 1)
+    process.send_signal(signum)
+    output, _ = process.communicate()
+    assert process.returncode == 128 + signum, output
+    done = len(metrics(run))
+    assert (run / "checkpoints" / f"step-{done}" / "manifest.json").exists()
+    assert f"stopped after step {done}" in output
+    train(config_file, run, "--resume")
+    assert lora_bytes(run) == lora_bytes(whole)
+
+
+def damage(checkpoint: Path, how: str) -> None:
+    weights = checkpoint / "adapters.safetensors"
+    if how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif how == "flipped bit":
+        data = bytearray(weights.read_bytes())
+        data[-7] ^= 1
+        weights.write_bytes(bytes(data))
+    elif how == "no manifest":
+        (checkpoint / "manifest.json").unlink()
+    elif how == "garbage manifest":
+        (checkpoint / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped bit", "no manifest", "garbage manifest"])
+def test_damaged_newest_checkpoint_is_named_and_skipped(
+    whole: Path, config_file: Path, tmp_path: Path, how: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    shutil.rmtree(run / "lora")
+    damage(run / "checkpoints" / "step-8", how)
+    outcome = train(config_file, run, "--resume")
+    assert "skipped checkpoint" in outcome.err
+    assert "step-8" in outcome.err
+    assert "continuing after step 6" in outcome.err
+    assert lora_bytes(run) == lora_bytes(whole)
+
+
+def test_more_steps_than_before(config_file: Path, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(config_file, run, "--set", "trainer.steps=5")
+    train(config_file, run, "--resume")
+    assert lora_bytes(run) == lora_bytes(whole)
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Path, config_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    train(config_file, run, "--resume")
+    assert lora_bytes(run) == lora_bytes(whole)
+    assert metrics(run) == metrics(whole)
+
+
+def test_second_run_into_the_same_folder_is_refused(whole: Path, config_file: Path) -> None:
+    before = lora_bytes(whole)
+    outcome = marble("train", config_file, "--out", whole)
+    assert outcome.code == 2
+    assert "already holds a run" in outcome.err
+    assert lora_bytes(whole) == before
+
+
+def test_two_processes_in_one_folder(config_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = start("train", config_file, "--out", run, "--set", "trainer.steps=500")
+    try:
+        wait_for_step(first, run, 1)
+        outcome = marble("train", config_file, "--out", run, "--resume", "--set", "trainer.steps=500")
+    finally:
+        first.kill()
+        first.communicate()
+    assert outcome.code == 2
+    assert "another process is training" in outcome.err
+
+
+def test_same_seed_same_bytes_other_seed_other_bytes(whole: Path, config_file: Path, tmp_path: Path) -> None:
+    train(config_file, tmp_path / "same")
+    train(config_file, tmp_path / "other", "--set", "trainer.seed=1")
+    assert lora_bytes(tmp_path / "same") == lora_bytes(whole)
+    assert metrics(tmp_path / "same") == metrics(whole)
+    assert lora_bytes(tmp_path / "other") != lora_bytes(whole)
+
+
+def test_another_model_or_reward_set_is_another_run(whole: Path, tiny_sd3: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other-model"
+    shutil.copytree(tiny_sd3, other)
+    outcome = marble("train", write_config(tmp_path / "a.yaml", other), "--out", whole, "--resume")
+    assert outcome.code == 2
+    assert "model.path" in outcome.err
+
+    config = write_config(tmp_path / "b.yaml", tiny_sd3)
+    outcome = marble("train", config, "--out", whole, "--resume", "--set", "rewards.1.params={target: 0.5}")
+    assert outcome.code == 2
+    assert "rewards.1.params" in outcome.err

@@ -1,0 +1,43 @@
+"""Rewards that misbehave, named by import path in test configs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+
+def steady(images: list[np.ndarray], prompts: list[str], **meta: Any) -> list[float]:
+    return [float(image[..., 0].mean()) / 255 for image in images]
+
+
+class After:
+    """Behaves until ``calls`` batches were scored, then does ``what``."""
+
+    def __init__(self, what: str, calls: int) -> None:
+        self.what, self.calls = what, calls
+
+    def applies_to(self, prompt: Any) -> bool:
+        return True
+
+    def load(self, device: Any) -> None:
+        return None
+
+    def score(self, batch: Any) -> list[float]:
+        self.calls -= 1
+        scores = steady(list(batch.images), [])
+        if self.calls >= 0:
+            return scores
+        if self.what == "raise":
+            raise RuntimeError("the reward model fell over")
+        if self.what == "nan":
+            return [*scores[:-1], float("nan")]
+        if self.what == "short":
+            return scores[:-1]
+        if self.what == "hang":
+            time.sleep(60)
+        if self.what == "once":
+            self.calls = 1 << 30
+            raise RuntimeError("a passing fault")
+        return scores
