@@ -46,11 +46,12 @@ def open_target(target: str, *, model_path: str | None = None, step: int | None 
     if folder.exists:
         return _open_run(folder, step, device)
     if (folder.path / LORA_FILE).is_file():
-        base = model_path or read_card(folder.path).get("base_model")
+        card = read_card(folder.path)
+        base = model_path or card.get("base_model")
         if base is None:
             raise InputError(f"{target}: the LoRA does not say which model it belongs to; give --model")
         check_model_path(base, "--model")
-        model = load_model(base, pick_device(device))
+        model = load_model(base, pick_device(device), card.get("text_length"))
         model.read_lora(folder.path)
         return Opened(model, None, None, None)
     check_model_path(target, "target")
@@ -115,6 +116,7 @@ def export_lora(opened: Opened, role: Role, out: Path) -> None:
         raise InputError(f"--out: {out} is not empty; give another folder")
     card = {
         "base_model": config.model.path,
+        "text_length": config.model.text_length,
         "step": opened.step,
         "weights": role,
         "rewards": list(config.trained_rewards),
@@ -140,6 +142,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def _readme(config: RunConfig, step: int | None, role: str) -> str:
     rewards = "\n".join(f"- {name}" for name in config.trained_rewards)
+    length = "" if config.model.text_length is None else f", max_sequence_length={config.model.text_length}"
     return f"""# LoRA for {Path(config.model.path).name}
 
 Fine-tuned with marble ({config.balance.type}, {step} steps, {role} weights) on these rewards:
@@ -151,6 +154,6 @@ from diffusers import StableDiffusion3Pipeline
 
 pipe = StableDiffusion3Pipeline.from_pretrained("{config.model.path}")
 pipe.load_lora_weights("THIS_FOLDER")
-image = pipe("a prompt", guidance_scale=1.0).images[0]  # trained without classifier-free guidance
+image = pipe("a prompt", guidance_scale=1.0{length}).images[0]  # trained without classifier-free guidance
 ```
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from runs import base_config, marble
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from runs import base_config, lora_bytes, marble, metrics, start, train, write_config
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from runs import lora_bytes, marble, metrics, start, train, write_config
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from marble_rl.config.schema import (
     DropoutBalance,
@@ -239,7 +239,7 @@ def _valid_keys(location: Sequence[int | str], tree: Any) -> list[str]:
         if isinstance(part, str):
             model = model.model_fields[part].annotation
         node = node[part]
-        choices = _sections_in(model)
+        choices = sections_in(model)
         if len(choices) > 1 and isinstance(node, dict):
             tag = node.get("type")
             choices = [c for c in choices if tag in get_args(c.model_fields["type"].annotation)] or choices
@@ -247,10 +247,11 @@ def _valid_keys(location: Sequence[int | str], tree: Any) -> list[str]:
     return list(model.model_fields)
 
 
-def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """The config sections that a field's type holds: none, one, or the variants of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [section for argument in get_args(annotation) for section in _sections_in(argument)]
+    return [section for argument in get_args(annotation) for section in sections_in(argument)]
 
 
 def _kind(value: Any) -> str:
@@ -261,8 +262,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, dict):
         return "a mapping"
     return f"{value!r}"
-
-
-def config_schema() -> dict[str, Any]:
-    """JSON schema of a run, for editors and for docs/config.md."""
-    return TypeAdapter(RunConfig).json_schema()

@@ -1,0 +1,158 @@
+"""What comes out of a run: evaluations that can be repeated, and a LoRA that plain diffusers reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from runs import lora_bytes, marble, metrics, train, write_config
+
+PLAIN_DIFFUSERS = """
+import sys
+import numpy as np
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+model, lora, out = sys.argv[1:]
+torch.set_num_threads(1)
+pipe = StableDiffusion3Pipeline.from_pretrained(model)
+if lora != "none":
+    pipe.load_lora_weights(lora)
+common = dict(prompt="a red ball", num_inference_steps=5, guidance_scale=1.0, max_sequence_length=16)
+seeded = lambda: torch.Generator().manual_seed(11)
+latents = pipe(**common, generator=seeded(), output_type="latent").images
+image = pipe(**common, generator=seeded(), output_type="np").images[0]
+assert not any(name.startswith("marble") for name in sys.modules)
+np.savez(out, latents=latents.detach().numpy(), image=image)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    train(write_config(folder / "config.yaml", tiny_sd3), folder / "run")
+    return folder / "run"
+
+
+def plain_diffusers(model: Path, lora: Path | str, out: Path) -> dict[str, np.ndarray]:
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_DIFFUSERS, str(model), str(lora), str(out)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(np.load(out))
+
+
+def test_plain_diffusers_reproduces_our_samples(run: Path, tiny_sd3: Path, tmp_path: Path) -> None:
+    from marble_rl.inference import open_target
+    from marble_rl.models.base import PromptCache
+    from marble_rl.rollout.rollout import sample
+
+    exported = tmp_path / "exported"
+    assert marble("export", run, "--out", exported).code == 0
+    plain = plain_diffusers(tiny_sd3, exported, tmp_path / "plain.npz")
+
+    opened = open_target(str(run))
+    shape = opened.model.latent_shape(None, None)
+    noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(11))
+    with opened.acting_as("ema"):
+        conditioning = PromptCache(opened.model).encode(["a red ball"])
+        latents, _ = sample(opened.model, noise, conditioning, opened.model.sigmas(5, shape), "euler")
+    np.testing.assert_allclose(plain["latents"], latents.numpy(), atol=1e-4)
+
+    arguments = ["--prompt", "a red ball", "--seed", 11, "--steps", 5]
+    assert marble("sample", run, *arguments, "--out", tmp_path / "ours").code == 0
+    ours = np.asarray(Image.open(tmp_path / "ours" / "seed-11.png"), dtype=float) / 255
+    # A PNG holds 256 levels: equal up to one of them.
+    np.testing.assert_allclose(plain["image"], ours, atol=1 / 255 + 1e-6)
+
+    base = plain_diffusers(tiny_sd3, "none", tmp_path / "base.npz")
+    assert np.abs(base["latents"] - plain["latents"]).max() > 1e-2
+
+
+def test_the_runs_own_lora_folder_is_the_exported_one(run: Path, tmp_path: Path) -> None:
+    assert marble("export", run, "--out", tmp_path / "exported").code == 0
+    assert (tmp_path / "exported" / "pytorch_lora_weights.safetensors").read_bytes() == lora_bytes(run)
+    assert marble("export", run, "--out", tmp_path / "raw", "--weights", "default").code == 0
+    assert (tmp_path / "raw" / "pytorch_lora_weights.safetensors").read_bytes() != lora_bytes(run)
+
+
+def test_sample_from_an_exported_lora(run: Path, tmp_path: Path) -> None:
+    assert marble("export", run, "--out", tmp_path / "lora").code == 0
+    arguments = ["--prompt", "a kite", "--images", 2, "--steps", 3]
+    for target in (run, tmp_path / "lora"):
+        outcome = marble("sample", target, *arguments, "--out", tmp_path / target.name)
+        assert outcome.code == 0, outcome.err
+    for seed in (0, 1):
+        a, b = (np.asarray(Image.open(tmp_path / name / f"seed-{seed}.png"), dtype=int) for name in ("run", "lora"))
+        assert np.abs(a - b).max() <= 1
+
+
+def test_export_refuses_to_overwrite(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    outcome = marble("export", run, "--out", tmp_path / "full")
+    assert outcome.code == 2
+    assert "not empty" in outcome.err
+
+
+def scores(*arguments: object) -> dict[str, dict[tuple[str, int], dict[str, float | None]]]:
+    """Scores by weights and (prompt, image number)."""
+    outcome = marble("evaluate", *arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    report = json.loads(outcome.out)["weights"]
+    return {
+        name: {(image["prompt"], image["image"]): image["scores"] for image in result["images"]}
+        for name, result in report.items()
+    }
+
+
+def test_evaluation_is_seeded_image_by_image(run: Path, tmp_path: Path) -> None:
+    """More images, fewer prompts or another batch size leave the images that stay as they were."""
+    full = scores(run, "--out", tmp_path / "e", "--images", 3)
+    assert full == scores(run, "--out", tmp_path / "e", "--images", 3)
+    assert full["base"] != full["ema"]
+    fewer = scores(run, "--out", tmp_path / "e", "--set", "evaluation.limit=2", "--set", "evaluation.batch_size=3")
+    assert len(fewer["ema"]) == 4
+    for key, values in fewer["ema"].items():
+        for name, value in values.items():
+            assert value == pytest.approx(full["ema"][key][name], abs=2e-3), (key, name)
+    other = scores(run, "--out", tmp_path / "e", "--images", 3, "--seed", 5)
+    assert other["ema"] != full["ema"]
+
+
+def test_rewards_that_do_not_apply_have_no_score(run: Path, tmp_path: Path) -> None:
+    for (prompt, _), values in scores(run, "--out", tmp_path / "e")["ema"].items():
+        assert (values["colour"] is None) == (not any(c in prompt for c in ("red", "blue", "green")))
+        assert values["bright"] is not None
+
+
+def test_evaluation_does_not_touch_training(config_file: Path, run: Path, tmp_path: Path) -> None:
+    train(config_file, tmp_path / "run", "--set", "trainer.eval_every=3")
+    assert lora_bytes(tmp_path / "run") == lora_bytes(run)
+    evaluated = [line["step"] for line in metrics(tmp_path / "run") if "eval/bright" in line]
+    assert evaluated == [2, 5]
+
+
+def test_held_out_rewards_are_scored_but_not_trained(tiny_sd3: Path, tmp_path: Path) -> None:
+    rewards = [{"name": "bright", "type": "brightness"}, {"name": "small", "type": "jpeg_compressibility"}]
+    without = write_config(tmp_path / "a.yaml", tiny_sd3, rewards=rewards[:1])
+    with_ = write_config(tmp_path / "b.yaml", tiny_sd3, rewards=[rewards[0], {**rewards[1], "held_out": True}])
+    train(without, tmp_path / "a")
+    train(with_, tmp_path / "b")
+    assert lora_bytes(tmp_path / "a") == lora_bytes(tmp_path / "b")
+    assert "small" in next(iter(scores(tmp_path / "b", "--out", tmp_path / "e")["ema"].values()))
+
+
+def test_evaluate_a_plain_pipeline_and_a_prompt_file(config_file: Path, tiny_sd3: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("\ufeffa red ball\n\na drum\n")
+    found = scores(tiny_sd3, "--config", config_file, "--prompts", tmp_path / "mine.txt", "--out", tmp_path / "e")
+    assert list(found) == ["given"]
+    assert [prompt for prompt, _ in found["given"]] == ["a red ball", "a drum"]
+    assert (tmp_path / "e" / "grid.png").stat().st_size > 0

@@ -1,0 +1,288 @@
+"""The three adapters, the solvers, and gradients of the real SD3 transformer against plain NFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+
+from marble_rl.config.schema import LoraConfig, LossConfig, RolloutConfig
+from marble_rl.errors import NonFinite
+from marble_rl.gradients.policy import policy_gradients, training_batch
+from marble_rl.models import load_model
+from marble_rl.models.base import PromptCache
+from marble_rl.models.lora import ADAPTERS, LoraPolicy
+from marble_rl.models.sd3 import SD3Model
+from marble_rl.prompts import load_prompts
+from marble_rl.rollout.rollout import roll_out
+from marble_rl.rollout.solvers import solve_ode
+from marble_rl.types import Rollout
+from reference import nft_losses
+
+
+@pytest.fixture
+def model(tiny_sd3: Path) -> SD3Model:
+    loaded = load_model(str(tiny_sd3), torch.device("cpu"), 16)
+    assert isinstance(loaded, SD3Model)
+    return loaded
+
+
+@pytest.fixture
+def policy(model: SD3Model) -> LoraPolicy:
+    """Three adapters with different weights."""
+    policy = LoraPolicy(model.transformer, LoraConfig(rank=2, alpha=8), model.lora_targets, seed=0)
+    draw = torch.Generator().manual_seed(1)
+    for adapter in ADAPTERS:
+        tensors = policy.tensors(adapter)
+        policy.load_tensors(adapter, {n: 0.3 * torch.randn(t.shape, generator=draw) for n, t in tensors.items()})
+    return policy
+
+
+@pytest.fixture
+def inputs(model: SD3Model) -> tuple[torch.Tensor, torch.Tensor, object]:
+    draw = torch.Generator().manual_seed(2)
+    return torch.randn(2, 4, 8, 8, generator=draw), torch.tensor([0.3, 0.9]), model.encode(["a cup", "a hat"])
+
+
+def test_adapters_start_equal_and_leave_the_model_unchanged(model: SD3Model, inputs: tuple) -> None:
+    before = model.velocity(*inputs)
+    policy = LoraPolicy(model.transformer, LoraConfig(rank=2, alpha=8), model.lora_targets, seed=0)
+    assert torch.equal(model.velocity(*inputs), before)
+    for name, value in policy.tensors("default").items():
+        assert torch.equal(value, policy.tensors("old")[name])
+        assert torch.equal(value, policy.tensors("ema")[name])
+        assert value.data_ptr() != policy.tensors("ema")[name].data_ptr()
+
+
+def test_each_role_predicts_with_its_own_weights(model: SD3Model, policy: LoraPolicy, inputs: tuple) -> None:
+    outputs = {}
+    for role in (*ADAPTERS, "base"):
+        with policy.acting_as(role):
+            outputs[role] = model.velocity(*inputs)
+            assert not outputs[role].requires_grad
+    for a, b in [("default", "old"), ("old", "ema"), ("ema", "base")]:
+        assert not torch.allclose(outputs[a], outputs[b])
+    trained = model.velocity(*inputs)
+    assert trained.requires_grad
+    assert torch.equal(trained, outputs["default"])
+
+
+def test_switching_adapters_between_forward_and_backward_loses_gradients(
+    model: SD3Model, policy: LoraPolicy, inputs: tuple
+) -> None:
+    """The trap that the order of predictions avoids: v_ref and v_old first, v_theta last."""
+
+    def loss() -> torch.Tensor:
+        return model.velocity(*inputs).square().sum()
+
+    expected = torch.autograd.grad(loss(), policy.parameters, allow_unused=True)
+    assert sum(g is not None and bool(g.any()) for g in expected) >= 24
+
+    switched_too_late = loss()
+    for layer in policy._layers:
+        layer.set_adapter(["old"])
+    switched_too_late.backward()
+    assert all(p.grad is None for p in policy.parameters)
+
+    for layer in policy._layers:
+        layer.set_adapter(["default"])
+    for role in ("base", "old"):
+        with policy.acting_as(role):
+            model.velocity(*inputs)
+    loss().backward()
+    for parameter, gradient in zip(policy.parameters, expected, strict=True):
+        assert gradient is parameter.grad is None or torch.equal(parameter.grad, gradient)
+
+
+def test_only_the_trained_adapter_is_trainable(model: SD3Model, policy: LoraPolicy) -> None:
+    trainable = {name for name, p in model.transformer.named_parameters() if p.requires_grad}
+    assert trainable == {name for name, _ in model.transformer.named_parameters() if ".default." in name}
+    assert len(trainable) == len(policy.parameters)
+
+
+def test_a_failed_role_restores_the_trained_one(model: SD3Model, policy: LoraPolicy, inputs: tuple) -> None:
+    before = model.velocity(*inputs)
+    with pytest.raises(KeyError), policy.acting_as("base"):
+        raise KeyError
+    assert torch.equal(model.velocity(*inputs), before)
+
+
+def test_blend(policy: LoraPolicy) -> None:
+    old = {name: value.clone() for name, value in policy.tensors("old").items()}
+    policy.blend("old", "default", 0.25)
+    for name, value in policy.tensors("old").items():
+        torch.testing.assert_close(value, 0.25 * old[name] + 0.75 * policy.tensors("default")[name])
+    policy.blend("old", "default", 0.0)
+    for name, value in policy.tensors("old").items():
+        assert torch.equal(value, policy.tensors("default")[name])
+
+
+def test_sigmas_are_those_of_the_pipelines_scheduler(model: SD3Model) -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler.from_config(model.pipeline.scheduler.config)
+    scheduler.set_timesteps(7)
+    sigmas = model.sigmas(7, (4, 8, 8))
+    assert torch.equal(sigmas, scheduler.sigmas)
+    assert torch.equal(sigmas[:-1] * 1000, scheduler.timesteps)
+    assert sigmas[0] == 1.0
+    assert sigmas[-1] == 0.0
+
+
+def straight_line(target: torch.Tensor):
+    """The velocity field whose trajectories end in ``target``: v = (x - target) / sigma. Any solver is exact on it."""
+    return lambda x, sigma: (x - target) / sigma.reshape(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+def test_solvers_are_exact_on_straight_lines(solver: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    noise, target = torch.randn(2, 1, 2, 4, 4, generator=draw)
+    sigmas = torch.tensor([1.0, 0.83, 0.5, 0.21, 0.0])
+    torch.testing.assert_close(solve_ode(straight_line(target), noise, sigmas, solver), target, atol=1e-5, rtol=0)
+
+
+def curved(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    """dx/dsigma = x cos(3 sigma): the solution is x(s) = x(1) exp((sin 3s - sin 3) / 3)."""
+    return x * torch.cos(3 * sigma.reshape(-1, 1, 1, 1))
+
+
+def dpm_plus_plus_2m(x: torch.Tensor, sigmas: list[float]) -> torch.Tensor:
+    """DPM-Solver++(2M) for alpha = 1 - sigma, written from its update rule in float64."""
+    import math
+
+    previous = None
+    for i, (s, t) in enumerate(zip(sigmas[:-1], sigmas[1:], strict=True)):
+        denoised = x - s * curved(x, torch.tensor([s], dtype=torch.float64))
+        lam = [math.log((1 - u) / u) if 0 < u < 1 else math.inf * (1 if u == 0 else -1) for u in (s, t)]
+        if previous is None or t == 0:  # first step, and the last one onto sigma = 0
+            estimate = denoised
+        else:
+            before = sigmas[i - 1]
+            ratio = ((lam[0] - math.log((1 - before) / before)) if before < 1 else math.inf) / (lam[1] - lam[0])
+            estimate = denoised + (denoised - previous) / (2 * ratio)
+        x = (t / s) * x - (1 - t) * (math.exp(lam[0] - lam[1]) - 1) * estimate
+        previous = denoised
+    return x
+
+
+def test_dpm2_is_dpm_solver_plus_plus_2m() -> None:
+    noise = torch.randn(1, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    sigmas = [1.0, 0.9, 0.75, 0.55, 0.3, 0.1, 0.0]
+    ours = solve_ode(curved, noise, torch.tensor(sigmas), "dpm2")
+    torch.testing.assert_close(ours.double(), dpm_plus_plus_2m(noise.double(), sigmas), atol=2e-6, rtol=0)
+
+
+def test_euler_converges_at_first_order() -> None:
+    import math
+
+    noise = torch.ones(1, 1, 1, 1)
+    exact = math.exp((math.sin(0.0) - math.sin(3.0)) / 3)
+    errors = [
+        abs(float(solve_ode(curved, noise, torch.linspace(1, 0, n + 1), "euler")) - exact) for n in (64, 128, 256)
+    ]
+    assert errors[0] / errors[1] == pytest.approx(2.0, rel=0.1)
+    assert errors[1] / errors[2] == pytest.approx(2.0, rel=0.1)
+
+
+def make_rollout(model: SD3Model, policy: LoraPolicy, solver: str = "dpm2") -> Rollout:
+    from marble_rl.config.schema import PromptSourceConfig
+
+    prompts = load_prompts([PromptSourceConfig(name="a", texts=["a cup", "a hat", "a kite"])], "prompts")
+    config = RolloutConfig(groups=3, group_size=2, steps=4, solver=solver)
+    return roll_out(model, policy, PromptCache(model), prompts.draw(0, 0, 3), config, seed=0, index=0)
+
+
+def test_training_sees_exactly_the_timesteps_that_were_sampled_with(
+    model: SD3Model, policy: LoraPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    forward = model.transformer.forward
+    monkeypatch.setattr(
+        model.transformer, "forward", lambda **k: (seen.extend(k["timestep"].tolist()), forward(**k))[1]
+    )
+    rollout = make_rollout(model, policy)
+    sampled = set(seen)
+    assert len(sampled) == 4
+    assert any(t != int(t) for t in sampled)
+    seen.clear()
+    batch = training_batch(rollout, 0, LossConfig(timestep_fraction=0.75), seed=0, step=0)
+    policy_gradients(model, policy, batch, torch.ones(6, 1), LossConfig(), per_column=False, micro_batch=4)
+    assert set(seen) == set(sorted(sampled)[1:])
+
+
+def test_rollout_is_seeded_and_follows_the_old_policy_alone(model: SD3Model, policy: LoraPolicy) -> None:
+    first = make_rollout(model, policy)
+    assert len(torch.unique(first.x0, dim=0)) == 6
+    policy.blend("default", "ema", 0.0)
+    assert torch.equal(make_rollout(model, policy).x0, first.x0)
+    assert not torch.allclose(make_rollout(model, policy, "euler").x0, first.x0)
+    policy.blend("old", "ema", 0.0)
+    assert not torch.allclose(make_rollout(model, policy).x0, first.x0)
+
+
+def test_policy_gradient_is_that_of_plain_nft(model: SD3Model, policy: LoraPolicy) -> None:
+    """One backward pass over r L+ + (1 - r) L- and the KL term, written from the equations, on the same rows."""
+    rollout = make_rollout(model, policy)
+    config = LossConfig(beta=0.1, kl_weight=0.3)
+    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    advantage = torch.tensor([1.5, -1.5, 0.2, 5.0, -5.0, 0.0])
+    ours = policy_gradients(model, policy, batch, advantage[:, None], config, per_column=False, micro_batch=2)
+
+    total, rows = torch.zeros(()), 0
+    for level in range(batch.sigmas.shape[1]):
+        everyone = torch.arange(6)
+        sigma, x0 = batch.sigmas[:, level], batch.x0
+        t = sigma.reshape(-1, 1, 1, 1)
+        x_t = (1 - t) * x0 + t * batch.noise(everyone, level)
+        conditioning = rollout.conditioning.rows(batch.slots)
+        with policy.acting_as("base"):
+            v_ref = model.velocity(x_t, sigma, conditioning)
+        with policy.acting_as("old"):
+            v_old = model.velocity(x_t, sigma, conditioning)
+        v = model.velocity(x_t, sigma, conditioning)
+        total = total + plain_nft(v, v_old, x0, x_t, t, advantage, 0.1).sum()
+        total = total + 0.3 * ((v - v_ref) ** 2).mean((1, 2, 3)).sum()
+        rows += 6
+        expected = nft_losses(*(a.double() for a in (v.detach(), v_old, x0, x_t, sigma, advantage)), beta=0.1)
+        torch.testing.assert_close(
+            plain_nft(v, v_old, x0, x_t, t, advantage, 0.1).double(), torch.as_tensor(expected), rtol=1e-4, atol=1e-4
+        )
+    gradients = torch.autograd.grad(total / rows, policy.parameters)
+    flat = torch.cat([g.flatten() for g in gradients])
+    assert (ours.gradients.shared - flat).norm() / flat.norm() < 1e-6
+
+
+def plain_nft(v, v_old, x0, x_t, t, advantage, beta, a_max=5.0):  # type: ignore[no-untyped-def]
+    """[N], differentiable: DiffusionNFT's loss as its paper and code state it."""
+
+    def error(velocity: torch.Tensor) -> torch.Tensor:
+        difference = x_t - t * velocity - x0
+        weight = difference.detach().abs().mean((1, 2, 3)).clamp(min=1e-5)
+        return (difference**2).mean((1, 2, 3)) / weight
+
+    r = (0.5 + advantage / (2 * a_max)).clamp(0, 1)
+    positive, negative = error((1 - beta) * v_old + beta * v), error((1 + beta) * v_old - beta * v)
+    return a_max / beta * (r * positive + (1 - r) * negative)
+
+
+def test_per_reward_gradients_combine_to_the_single_pass(model: SD3Model, policy: LoraPolicy) -> None:
+    """Proposition 1 on the real transformer: sum_k alpha_k g_k + shared is the gradient under A_bar."""
+    rollout = make_rollout(model, policy)
+    config = LossConfig()
+    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    columns = torch.randn(6, 3, generator=torch.Generator().manual_seed(3)).clamp(-5, 5)
+    alpha = torch.tensor([0.2, 0.5, 0.3])
+    apart = policy_gradients(model, policy, batch, columns, config, per_column=True, micro_batch=4).gradients
+    together = policy_gradients(
+        model, policy, batch, columns @ alpha[:, None], config, per_column=False, micro_batch=4
+    ).gradients
+    combined = alpha @ apart.g + apart.shared
+    assert (combined - together.shared).norm() / together.shared.norm() < 1e-5
+    assert apart.cross is not None
+
+
+def test_diverged_latents_are_an_error(model: SD3Model, policy: LoraPolicy) -> None:
+    policy.load_tensors("old", {n: torch.full_like(t, float("nan")) for n, t in policy.tensors("old").items()})
+    with pytest.raises(NonFinite, match="not finite"):
+        make_rollout(model, policy)

@@ -1,0 +1,109 @@
+"""The built-in rewards, and the rules of scoring."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from marble_rl.config.schema import RewardConfig
+from marble_rl.errors import RewardFailed
+from marble_rl.rewards.base import RewardBatch
+from marble_rl.rewards.registry import BUILT_IN, build_rewards
+from marble_rl.rewards.scoring import Scorer
+from marble_rl.types import Prompt
+from rewards_for_tests import After
+
+
+def plain(*colour: int, size: int = 8) -> np.ndarray:
+    return np.full((size, size, 3), colour, dtype=np.uint8)
+
+
+def noise(size: int = 8) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
+
+
+def score(kind: str, images: list[np.ndarray], texts: list[str] | None = None, **params: object) -> list[float]:
+    (reward,) = build_rewards([RewardConfig(type=kind, name="r", params=params)]).values()
+    prompts = [Prompt(i, text, "s") for i, text in enumerate(texts or ["x"] * len(images))]
+    return list(reward.score(RewardBatch(np.stack(images), prompts)))
+
+
+def test_brightness() -> None:
+    assert score("brightness", [plain(0, 0, 0), plain(255, 255, 255), plain(255, 0, 0)]) == pytest.approx([0, 1, 1 / 3])
+    assert score("brightness", [plain(255, 255, 255)], target=0.25) == pytest.approx([-0.75])
+
+
+def test_colour() -> None:
+    texts = ["a RED cup", "a red cup", "a blue-ish cup", "a yellow cup"]
+    images = [plain(255, 0, 0), plain(0, 255, 0), plain(0, 0, 255), plain(128, 128, 128)]
+    assert score("colour", images, texts) == pytest.approx([1.0, -0.5, 1.0, 0.0])
+    assert score("colour", [plain(0, 0, 255)], colour="blue") == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize(
+    ("text", "applies"), [("a red cup", True), ("a cup", False), ("red and blue", False), ("bored", False)]
+)
+def test_colour_applies_to_prompts_that_name_one(text: str, applies: bool) -> None:
+    (reward,) = build_rewards([RewardConfig(type="colour", name="r")]).values()
+    assert reward.applies_to(Prompt(0, text, "s")) == applies
+
+
+def test_jpeg_prefers_smooth_images() -> None:
+    smooth, rough = score("jpeg_compressibility", [plain(90, 90, 90, size=64), noise(64)])
+    assert rough < smooth < 0
+    low, high = (score("jpeg_compressibility", [noise(64)], quality=q)[0] for q in (20, 95))
+    assert high < low
+
+
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_scores_do_not_depend_on_the_batch(kind: str) -> None:
+    images, texts = [plain(10, 200, 30), noise(), plain(250, 1, 99)], ["a red cup", "a green cup", "a blue cup"]
+    together = score(kind, images, texts)
+    assert together == [score(kind, [image], [text])[0] for image, text in zip(images, texts, strict=True)]
+    assert np.isfinite(together).all()
+
+
+class Recorder:
+    """Notes what it was asked to score."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        return "no" not in prompt.text
+
+    def load(self, device: torch.device) -> None:
+        return None
+
+    def score(self, batch: RewardBatch) -> list[float]:
+        self.batches.append([p.index for p in batch.prompts])
+        return [float(p.index) for p in batch.prompts]
+
+
+def test_only_applicable_samples_are_scored_in_batches_of_neighbours() -> None:
+    recorder = Recorder()
+    scorer = Scorer([RewardConfig(type="x:y", name="r")], {"r": recorder})
+    prompts = [
+        Prompt(0, "yes", "s"),
+        Prompt(1, "no", "s"),
+        Prompt(2, "yes", "s", rewards=frozenset({"other"})),
+        Prompt(3, "yes", "s", rewards=frozenset({"r"})),
+        Prompt(4, "yes", "s"),
+        Prompt(5, "no", "s"),
+    ]
+    table = scorer.score(["r"], torch.zeros(6, 4, 4, 3, dtype=torch.uint8), prompts, batch_size=2)
+    assert recorder.batches == [[0], [3], [4]]
+    assert table.applicable[:, 0].tolist() == [True, False, False, True, True, False]
+    assert table.values[:, 0].tolist() == [0, 0, 0, 3, 4, 0]
+    assert table.mean("r") == pytest.approx(7 / 3)
+
+
+@pytest.mark.parametrize("what", ["raise", "nan", "short"])
+def test_a_bad_score_names_reward_and_sample_and_is_never_zero(what: str) -> None:
+    reward = After(what, calls=1)
+    scorer = Scorer([RewardConfig(type="x:y", name="odd", retries=2)], {"odd": reward})
+    prompts = [Prompt(i, f"prompt {i}", "s") for i in range(4)]
+    with pytest.raises(RewardFailed, match=r"reward 'odd' failed after 3 attempts on an image of prompt [23]"):
+        scorer.score(["odd"], torch.zeros(4, 4, 4, 3, dtype=torch.uint8), prompts, batch_size=2)
+    assert reward.calls == -3
