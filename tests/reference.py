@@ -33,7 +33,7 @@ def nft_losses(v_theta, v_old, x0, x_t, t, advantage, *, beta, adv_clip=5.0):
 
 
 def nft_gradient(v_theta, v_old, x0, x_t, t, advantage, *, beta, adv_clip=5.0):
-    """The gradient of the sum of `nft_losses` over v_theta, differentiated by hand; mean-error weights are constants."""
+    """The gradient of the sum of `nft_losses` over v_theta, differentiated by hand; the weights are constants."""
     grads = []
     for i in range(len(x0)):
         r = min(max(0.5 + float(advantage[i]) / (2 * adv_clip), 0.0), 1.0)

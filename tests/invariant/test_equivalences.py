@@ -95,14 +95,14 @@ def test_refresh_metrics_are_on_refresh_steps_only(config_file: Path, tmp_path: 
     train(config_file, tmp_path / "run")
     every = base_config(Path())["balance"]["refresh_every"]
     wanted = {
-        *(f"{kind}/{name}" for kind in ("alpha", "grad_norm", "guard/no_signal") for name in ("small", "bright", "colour")),
+        *(f"{kind}/{name}" for kind in ("alpha", "grad_norm", "guard/no_signal") for name in ("small", "bright")),
         *(f"{ws}harmony/{figure}" for ws in ("", "ws_") for figure in ("min_cos", "mean_cos", "var_cos", "conflict")),
         *(f"{ws}heldout/{figure}" for ws in ("", "ws_") for figure in ("min_cos", "mean_cos", "conflict")),
         "qp/norm",
         "qp/kkt_residual",
         "qp/stationary",
         "signal/bright",
-    }  # fmt: skip
+    }
     always = {"reward/bright", "alpha_bar/bright", "loss/policy", "loss/kl", "guard/clamped", "update/norm"}
     for line in metrics(tmp_path / "run"):
         assert always <= line.keys()

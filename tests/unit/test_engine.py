@@ -238,8 +238,8 @@ def test_display_shows_stage_rewards_and_time_left(terminal: bool) -> None:
 
 
 def test_image_grid() -> None:
-    rows = [("a very long prompt " * 30, torch.zeros(3, 16, 16, 3, dtype=torch.uint8)), ("", torch.full((1, 16, 16, 3), 255, dtype=torch.uint8))]  # fmt: skip
-    grid = image_grid(rows)
+    black, white = torch.zeros(3, 16, 16, 3, dtype=torch.uint8), torch.full((1, 16, 16, 3), 255, dtype=torch.uint8)
+    grid = image_grid([("a very long prompt " * 30, black), ("", white)])
     assert grid.width == 3 * (96 + 6) + 6
     assert grid.getpixel((20, 60)) == (0, 0, 0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -149,10 +151,8 @@ def curved(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
 
 def dpm_plus_plus_2m(x: torch.Tensor, sigmas: list[float]) -> torch.Tensor:
     """DPM-Solver++(2M) for alpha = 1 - sigma, written from its update rule in float64."""
-    import math
-
     previous = None
-    for i, (s, t) in enumerate(zip(sigmas[:-1], sigmas[1:], strict=True)):
+    for i, (s, t) in enumerate(itertools.pairwise(sigmas)):
         denoised = x - s * curved(x, torch.tensor([s], dtype=torch.float64))
         lam = [math.log((1 - u) / u) if 0 < u < 1 else math.inf * (1 if u == 0 else -1) for u in (s, t)]
         if previous is None or t == 0:  # first step, and the last one onto sigma = 0
@@ -174,8 +174,6 @@ def test_dpm2_is_dpm_solver_plus_plus_2m() -> None:
 
 
 def test_euler_converges_at_first_order() -> None:
-    import math
-
     noise = torch.ones(1, 1, 1, 1)
     exact = math.exp((math.sin(0.0) - math.sin(3.0)) / 3)
     errors = [

@@ -13,10 +13,11 @@ from marble_rl.config.loading import sections_in
 
 HEADER = """# Config reference
 
-Made from the schema by `make docs`. A config is a YAML file with these sections; only `model`, `prompts` and `rewards`
-have no defaults. Any key can be overridden on the command line (`--set trainer.steps=10`, `--set rewards.0.held_out=true`,
-`--set balance='{type: gdpo}'`). Unknown keys are errors. `marble config show CONFIG` prints a config with all its
-defaults, `marble config check CONFIG` also checks its prompts and rewards; neither loads a model.
+Made from the schema by `make docs`. A config is a YAML file with these sections; only `model`, `prompts` and
+`rewards` have no defaults. Any key can be overridden on the command line (`--set trainer.steps=10`,
+`--set rewards.0.held_out=true`, `--set balance='{type: gdpo}'`). Unknown keys are errors. `marble config show CONFIG`
+prints a config with all its defaults, `marble config check CONFIG` also checks its prompts and rewards; neither loads
+a model.
 
 File names in a config count from the folder that the config is in.
 """
@@ -75,9 +76,8 @@ def _type_name(annotation: Any) -> str:
         return " | ".join(_type_name(argument) for argument in arguments)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "mapping"
-    return {"str": "text", "int": "integer", "float": "number", "bool": "true/false", "Path": "file"}.get(
-        annotation.__name__, annotation.__name__
-    )
+    name: str = annotation.__name__
+    return {"str": "text", "int": "integer", "float": "number", "bool": "true/false", "Path": "file"}.get(name, name)
 
 
 def _default(field: FieldInfo) -> str:
