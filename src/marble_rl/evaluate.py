@@ -59,6 +59,11 @@ class Evaluation:
         return {"means": self.means, "images": rows}
 
 
+def evaluated_prompts(prompts: PromptSet, config: EvaluationConfig) -> list[Prompt]:
+    """The first ``limit`` prompts of each source, or all."""
+    return [prompt for source in prompts.sources.values() for prompt in source[: config.limit]]
+
+
 def evaluate(
     model: DiffusionModel,
     prompt_cache: PromptCache,
@@ -70,7 +75,7 @@ def evaluate(
     on_images: Callable[[int], None] = lambda images: None,
 ) -> Evaluation:
     """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape."""
-    chosen = [prompt for source in prompts.sources.values() for prompt in source[: config.limit]]
+    chosen = evaluated_prompts(prompts, config)
     work = [(prompt, j) for prompt in chosen for j in range(config.images_per_prompt)]
     shape = model.latent_shape(size.height, size.width)
     sigmas = model.sigmas(config.steps, shape)

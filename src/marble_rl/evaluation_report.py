@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from rich.table import Table
 
 from marble_rl.config import RunConfig
-from marble_rl.evaluate import Evaluation, evaluate
+from marble_rl.evaluate import Evaluation, evaluate, evaluated_prompts
 from marble_rl.images import image_grid, save_image
 from marble_rl.inference import open_target
 from marble_rl.inputs import check_inputs
@@ -74,12 +74,22 @@ def evaluate_target(
     inputs.scorer.load(opened.model.device)
     cache = PromptCache(opened.model)
     names = [reward.name for reward in settings.rewards]
+    total = len(evaluated_prompts(prompts, settings.evaluation)) * settings.evaluation.images_per_prompt
     results = {}
-    for role in track(weights, "evaluating", console=Console(stderr=True), transient=True):
-        with opened.acting_as(role):
-            results[str(role)] = evaluate(
-                opened.model, cache, inputs.scorer, names, prompts, settings.evaluation, settings.rollout
-            )
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for role in weights:
+            task = progress.add_task(f"evaluating {role}", total=total)
+            with opened.acting_as(role):
+                results[str(role)] = evaluate(
+                    opened.model,
+                    cache,
+                    inputs.scorer,
+                    names,
+                    prompts,
+                    settings.evaluation,
+                    settings.rollout,
+                    on_images=lambda done, task=task: progress.advance(task, done),  # type: ignore[misc]
+                )
     held_out = frozenset(reward.name for reward in settings.rewards if reward.held_out)
     report = EvaluationReport(results, opened.step, held_out, out)
     with storage_errors(str(out)):

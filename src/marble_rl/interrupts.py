@@ -6,18 +6,29 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
+
+from marble_rl.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Context manager; ``received`` is the signal noted so far, or None."""
+    """Notes the first signal while the context is open."""
 
     def __init__(self, notice: Callable[[str], None]) -> None:
-        self.received: int | None = None
+        self._received: int | None = None
         self._notice = notice
         self._previous: dict[int, Any] = {}
+
+    def pending(self) -> bool:
+        """Whether the run was asked to stop."""
+        return self._received is not None
+
+    def stop(self, message: str) -> NoReturn:
+        """End the run with the exit code of the signal noted."""
+        assert self._received is not None
+        raise Interrupted(self._received, message)
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -31,8 +42,8 @@ class Interrupts:
             signal.signal(signum, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self._received is not None:
             raise KeyboardInterrupt
-        self.received = signum
+        self._received = signum
         name = signal.Signals(signum).name
         self._notice(f"{name}: finishing this step, then saving. Once more stops at once.")

@@ -5,7 +5,6 @@ prompts -> rollout -> rewards -> advantages -> gradients -> coefficients -> upda
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -19,8 +18,8 @@ from marble_rl.checkpoint import Checkpoint, load_newest, save_checkpoint
 from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
-from marble_rl.errors import Interrupted, NonFinite, RunStopped, StorageFailed
-from marble_rl.evaluate import Evaluation, evaluate
+from marble_rl.errors import NonFinite, RunStopped, StorageFailed
+from marble_rl.evaluate import evaluate
 from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
 from marble_rl.harmony import SignalTracker
 from marble_rl.images import image_grid, save_image
@@ -100,6 +99,8 @@ class Trainer:
         metrics: Metrics = {}
         with self.folder.opened(self.config), Interrupts(self._say) as interrupts:
             self._load()
+            if interrupts.pending():
+                interrupts.stop("stopped before the first step; continue with --resume")
             with self._display:
                 while self.step < steps:
                     try:
@@ -108,12 +109,10 @@ class Trainer:
                         self._save_before_stopping(stop)
                         raise
                     finished = self.step == steps
-                    if finished or interrupts.received or self.step % self.config.trainer.save_every == 0:
+                    if finished or interrupts.pending() or self.step % self.config.trainer.save_every == 0:
                         self._save()
-                    if interrupts.received and not finished:
-                        raise Interrupted(
-                            interrupts.received, f"stopped after step {self.step}; continue with --resume"
-                        )
+                    if interrupts.pending() and not finished:
+                        interrupts.stop(f"stopped after step {self.step}; continue with --resume")
             self._write_lora()
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
@@ -138,15 +137,17 @@ class Trainer:
             "guard/clamped": float(experience.clamped[rows].sum()),
         }
         with self._display.stage("update"):
-            metrics["update/norm"] = self._apply(gradient, loss, batch)
-        self.step += 1
-        if update + 1 == c.rollout.updates:
-            self.updater.follow(self.step)
-            self._experience = None
-        metrics |= self._evaluate_if_due()
-        metrics |= self._display.take_times()
-        self._metrics_file.append(step, metrics)
-        self._display.step_done(self.step, metrics)
+            metrics["update/norm"] = self.updater.apply(gradient, loss, step)
+            self.step += 1
+            if update + 1 == c.rollout.updates:
+                self.updater.follow(self.step)
+                self._experience = None
+        try:
+            metrics |= self._evaluate_if_due()
+        finally:  # the step is done and logged, also where a reward fails in its evaluation
+            metrics |= self._display.take_times()
+            self._metrics_file.append(step, metrics)
+            self._display.step_done(self.step, metrics)
         return metrics
 
     # Stages 1-4: what was drawn, and what each reward thinks of it.
@@ -192,8 +193,6 @@ class Trainer:
         columns = torch.cat([scored.advantages, probe[:, None]], dim=1)[rows]
         result = self._gradients(batch, columns, per_column=True)
         g = result.gradients
-        if not torch.isfinite(g.gram).all():
-            self._stop_non_finite(batch, f"step {self.step}: a reward's gradient is not finite; nothing was updated")
         with self._display.stage("coefficients"):
             found = harmonizer.refresh(g.gram[:k, :k], None if g.cross is None else g.cross[:k, :k])
             figures = refresh_metrics(self.names, g, found, self.signal, balance.normalize)
@@ -210,7 +209,7 @@ class Trainer:
             self._display.within(self.step, 0.5 + 0.5 * rows_done / total)
 
         with self._display.stage("gradients"):
-            return policy_gradients(
+            result = policy_gradients(
                 self.model,
                 self.policy,
                 batch,
@@ -220,26 +219,25 @@ class Trainer:
                 micro_batch=self.config.trainer.micro_batch,
                 on_rows=on_rows,
             )
+        if not result.is_finite:
+            self._stop_non_finite(batch)
+        return result
+
+    def _stop_non_finite(self, batch: TrainingBatch) -> NoReturn:
+        """Before anything is changed by it: no coefficient, no weight."""
+        path = self.folder.path / f"nonfinite-step-{self.step}.safetensors"
+        tensors = {"x0": batch.x0, "sigmas": batch.sigmas, "slots": batch.slots, "samples": batch.samples}
+        with storage_errors(str(path)):
+            save_safetensors(path, tensors, {"step": str(self.step)})
+        raise NonFinite(
+            f"step {self.step}: a loss or gradient is not finite; the update was not applied. "
+            f"Lower optimizer.lr, or look at the batch in {path}"
+        )
 
     def _loss_figures(self, loss: float, result: PolicyGradients) -> Metrics:
         figures = {"loss/policy": loss, "loss/kl": result.kl}
         coefficients = self.balancer.coefficients(self.step)
         return figures if coefficients is None else figures | by_name("alpha_bar", self.names, coefficients)
-
-    # Stage 8
-
-    def _apply(self, gradient: Tensor, loss: float, batch: TrainingBatch) -> float:
-        try:
-            return self.updater.apply(gradient, loss, self.step)
-        except NonFinite as error:
-            self._stop_non_finite(batch, str(error))
-
-    def _stop_non_finite(self, batch: TrainingBatch, message: str) -> NoReturn:
-        path = self.folder.path / f"nonfinite-step-{self.step}.safetensors"
-        tensors = {"x0": batch.x0, "sigmas": batch.sigmas, "slots": batch.slots, "samples": batch.samples}
-        with storage_errors(str(path)):
-            save_safetensors(path, tensors, {"step": str(self.step)})
-        raise NonFinite(f"{message} (batch: {path})")
 
     # Around the loop
 
@@ -293,16 +291,13 @@ class Trainer:
         every = self.config.trainer.eval_every
         if every is None or self.step % every:
             return {}
-        with self._display.stage("evaluate"), self.policy.acting_as(EMA):
-            result = self.evaluate()
-        return {f"eval/{name}": mean for name, mean in result.means.items()}
-
-    def evaluate(self, on_images: Callable[[int], None] = lambda images: None) -> Evaluation:
-        """Score the held-out prompts with whichever adapter is active, by all rewards."""
         c = self.config
         names = [reward.name for reward in c.rewards]
-        heldout, scorer = self._inputs.heldout, self._inputs.scorer
-        return evaluate(self.model, self.prompt_cache, scorer, names, heldout, c.evaluation, c.rollout, on_images)
+        with self._display.stage("evaluate"), self.policy.acting_as(EMA):
+            result = evaluate(
+                self.model, self.prompt_cache, self._inputs.scorer, names, self._inputs.heldout, c.evaluation, c.rollout
+            )
+        return {f"eval/{name}": mean for name, mean in result.means.items()}
 
     def _draw_images(self, rollout: Rollout) -> None:
         every = self.config.logging.images_every

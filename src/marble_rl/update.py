@@ -34,8 +34,7 @@ class Updater:
         norm = float(gradient.to(torch.float64).norm())
         if not math.isfinite(norm) or not math.isfinite(loss):
             raise NonFinite(
-                f"step {step}: loss {loss:g}, gradient norm {norm:g}; the update was not applied. "
-                "Lower optimizer.lr, or look for extreme values in the dumped batch"
+                f"step {step}: loss {loss:g}, gradient norm {norm:g}; the update was not applied. Lower optimizer.lr"
             )
         clipped = gradient * min(1.0, self.config.grad_clip / (norm + 1e-6))
         parameters = self.policy.parameters

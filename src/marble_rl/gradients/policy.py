@@ -6,6 +6,7 @@ micro-batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -89,6 +90,12 @@ class PolicyGradients:
     """mean ||v_theta - v_ref||^2, without its weight; 0 where the weight is 0"""
     slopes: Tensor
     """[J] float64: mean A_j * slope, what each column adds to the loss"""
+
+    @property
+    def is_finite(self) -> bool:
+        parts = [self.gradients.gram.flatten(), self.gradients.shared.to(torch.float64).norm()[None], self.slopes]
+        losses = math.isfinite(self.base) and math.isfinite(self.kl)
+        return losses and all(bool(torch.isfinite(part).all()) for part in parts)
 
 
 def policy_gradients(
