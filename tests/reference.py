@@ -74,10 +74,6 @@ def group_advantages(values, group_ids, applicable=None, std="group"):
     return result
 
 
-def unit_rows(gradients):
-    return [row / np.linalg.norm(row) for row in np.asarray(gradients, dtype=np.float64)]
-
-
 def simplex_qp(gram):
     """argmin over the simplex of a^T G a, by trying every support; returns (alpha, a^T G a). For K up to 8 or so."""
     gram = np.asarray(gram, dtype=np.float64)

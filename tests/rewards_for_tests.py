@@ -41,3 +41,21 @@ class After:
             self.calls = 1 << 30
             raise RuntimeError("a passing fault")
         return scores
+
+
+def two_arguments(images: list[np.ndarray], prompts: list[str]) -> list[float]:
+    return steady(images, prompts)
+
+
+def three_arguments(images: list[np.ndarray], prompts: list[str], metadata: list[dict[str, Any]]) -> list[float]:
+    return [float(row.get("bonus", 0)) for row in metadata]
+
+
+class NoMethods:
+    def score(self, batch: Any) -> list[float]:
+        return []
+
+
+class Picky(After):
+    def __init__(self) -> None:
+        raise RuntimeError("too picky")

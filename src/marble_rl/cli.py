@@ -281,6 +281,7 @@ def _quiet_libraries() -> None:
 
 def main() -> None:
     """Run the command line with the exit codes of errors.py."""
+    sys.path.append(os.getcwd())  # rewards named by import path may lie in the current folder
     try:
         app()
     except Interrupted as stop:

@@ -94,6 +94,10 @@ def evaluate(
 
 
 def composite_scores(table: Tensor) -> Tensor:
-    """The paper's composite: mean over metrics of the z-score (population std) of a column. [rows, M] -> [rows]."""
+    """The paper's composite: mean over metrics of the z-score (population std) of a column. [rows, M] -> [rows].
+
+    A column in which all rows are equal counts as 0 for each.
+    """
     table = table.to(torch.float64)
-    return ((table - table.mean(0)) / table.std(0, unbiased=False)).mean(1)
+    deviation = table.std(0, unbiased=False)
+    return torch.where(deviation > 0, (table - table.mean(0)) / deviation.clamp_min(1e-300), 0.0).mean(1)

@@ -79,11 +79,15 @@ class SignalTracker:
         self._unbiased = torch.zeros(rewards, dtype=torch.float64)
         self._raw = torch.zeros(rewards, dtype=torch.float64)
 
-    def update(self, gram: Tensor, cross: Tensor) -> Tensor:
-        """Take in one batch's products [K, K]; returns the smoothed signal [K], NaN where nothing was seen yet."""
+    def update(self, gram: Tensor, half_gram: Tensor) -> Tensor:
+        """Take in one batch's products [K, K] and [2, 2, K, K]; returns the smoothed signal [K].
+
+        A reward that has a gradient in one half only tells nothing in this batch. NaN where nothing was told yet.
+        """
         raw = gram.diagonal().to(self._raw)
-        seen = raw > 0
-        for total, value in ((self._unbiased, cross.diagonal().to(self._unbiased)), (self._raw, raw)):
+        unbiased = half_gram[0, 1].diagonal().to(self._unbiased)
+        seen = (half_gram[0, 0].diagonal() > 0) & (half_gram[1, 1].diagonal() > 0) & (raw > 0)
+        for total, value in ((self._unbiased, unbiased), (self._raw, raw)):
             total[seen] = self.decay * total[seen] + (1 - self.decay) * value[seen]
         return self._unbiased / self._raw
 

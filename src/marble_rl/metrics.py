@@ -45,8 +45,9 @@ def refresh_metrics(
         "qp/kkt_residual": found.kkt_residual,
         "qp/stationary": float(found.stationary),
     }
-    if gradients.cross is not None:
-        metrics |= by_name("signal", names, signal.update(gram[:k, :k], gradients.cross[:k, :k].cpu()))
+    if gradients.half_gram is not None:
+        halves = gradients.half_gram[:, :, :k, :k].cpu()
+        metrics |= by_name("signal", names, signal.update(gram[:k, :k], halves))
 
     def ours(g: Tensor) -> Tensor:
         return torch.cat([common_direction(g[:k, :k], normalize=normalize).weights, torch.zeros(1)])

@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ FREE_KEYS = (
     "trainer.keep_checkpoints",
     "trainer.eval_every",
     "model.device",
+    "rewards.*.retries",
+    "rewards.*.timeout",
 )
 
 
@@ -66,7 +69,7 @@ class RunFolder:
             )
         changes = _changes(_tree(self.load_config()), _tree(config))
         for key, before, after in changes:
-            if key.split(".")[0] in IDENTITY and key not in FREE_KEYS:
+            if key.split(".")[0] in IDENTITY and not _is_free(key):
                 raise InputError(
                     f"--resume: {key} was {before!r} in {self.path}, now {after!r}; that is another run. "
                     "Restore the value, or give another --out"
@@ -74,7 +77,7 @@ class RunFolder:
         return [
             f"{key} was {before!r}, now {after!r}: from here on this is not the run that was begun"
             for key, before, after in changes
-            if key.split(".")[0] not in FREE and key not in FREE_KEYS
+            if not _is_free(key)
         ]
 
     @contextmanager
@@ -100,6 +103,11 @@ class RunFolder:
                 if fresh and not self.checkpoints.exists():
                     shutil.rmtree(self.path)
                 raise
+
+
+def _is_free(key: str) -> bool:
+    """Whether a key may change without making it another run."""
+    return key.split(".")[0] in FREE or any(fnmatch(key, pattern) for pattern in FREE_KEYS)
 
 
 def _tree(config: RunConfig) -> dict[str, Any]:

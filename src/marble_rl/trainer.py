@@ -300,13 +300,14 @@ class Trainer:
         return {f"eval/{name}": mean for name, mean in result.means.items()}
 
     def _draw_images(self, rollout: Rollout) -> None:
-        every = self.config.logging.images_every
-        if every is None or self.step % every:
+        every, updates = self.config.logging.images_every, self.config.rollout.updates
+        first = self.step - self.step % updates
+        if every is None or not any(step % every == 0 for step in range(first, first + updates)):
             return
         chosen = rollout.groups[:: max(1, len(rollout.groups) // GRID_PROMPTS)][:GRID_PROMPTS]
         size = rollout.group_size
         rows = [(g.prompt.text, rollout.images[g.slot * size : g.slot * size + min(size, GRID_IMAGES)]) for g in chosen]
-        save_image(image_grid(rows), self.folder.samples / f"step-{self.step}.png")
+        save_image(image_grid(rows), self.folder.samples / f"step-{first}.png")
 
     def _say(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)

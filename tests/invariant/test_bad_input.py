@@ -165,3 +165,20 @@ def test_prompt_files(tiny_sd3: Path, tmp_path: Path, line: str, says: str) -> N
     outcome = marble("config", "check", path)
     assert outcome.code == 2
     assert says in outcome.err
+
+
+def test_reward_that_cannot_be_imported_or_built(
+    tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_reward.py").write_text("def score(images prompts):\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for kind, says in [
+        ("broken_reward:score", "SyntaxError"),
+        ("rewards_for_tests:NoMethods", "has no method `applies_to`"),
+        ("rewards_for_tests:Picky", "rewards.0 (x).params: too picky"),
+    ]:
+        path = tmp_path / "config.yaml"
+        path.write_text(sections(tiny_sd3, rewards=[{"name": "x", "type": kind}]))
+        outcome = marble("config", "check", path)
+        assert outcome.code == 2
+        assert says in outcome.err

@@ -64,6 +64,14 @@ def test_scores_do_not_depend_on_the_batch(kind: str) -> None:
     assert np.isfinite(together).all()
 
 
+@pytest.mark.parametrize("function", ["steady", "two_arguments", "three_arguments"])
+def test_functions_take_what_they_name(function: str) -> None:
+    (reward,) = build_rewards([RewardConfig(type=f"rewards_for_tests:{function}", name="r")]).values()
+    prompts = [Prompt(0, "x", "s", {"bonus": 0.5}), Prompt(1, "y", "s")]
+    scores = reward.score(RewardBatch(np.stack([plain(255, 0, 0), plain(0, 0, 0)]), prompts))
+    assert list(scores) == ([0.5, 0.0] if function == "three_arguments" else [1.0, 0.0])
+
+
 class Recorder:
     """Notes what it was asked to score."""
 

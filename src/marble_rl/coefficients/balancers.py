@@ -50,11 +50,15 @@ class Scored:
     std: Literal["group", "global"]
     adv_clip: float
 
+    @property
+    def rated(self) -> Tensor:
+        """[N] bool: some reward applies to the sample."""
+        return self.table.applicable.any(dim=1)
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Advantage [N] of the scalar reward sum_k w_k R_k over the rewards that apply to a sample."""
-        scalar = (self.table.values * self.table.applicable) @ weights.to(self.table.values)
-        rated = self.table.applicable.any(dim=1)
-        advantage = group_advantages(scalar[:, None], self.group_ids, rated[:, None], self.std)[:, 0]
+        scalar = self.table.values.masked_fill(~self.table.applicable, 0.0) @ weights.to(self.table.values)
+        advantage = group_advantages(scalar[:, None], self.group_ids, self.rated[:, None], self.std)[:, 0]
         return advantage.clamp(-self.adv_clip, self.adv_clip)
 
 
@@ -109,8 +113,9 @@ class Gdpo(Balancer):
 
     def advantage(self, step: int, scored: Scored) -> Tensor:
         total = scored.advantages @ self._weights.to(scored.advantages)
-        normalised = (total - total.mean()) / (total.std(unbiased=False) + EPSILON)
-        return normalised.clamp(-scored.adv_clip, scored.adv_clip)
+        rated = total[scored.rated]
+        normalised = (total - rated.mean()) / (rated.std(unbiased=False) + EPSILON)
+        return torch.where(scored.rated, normalised.clamp(-scored.adv_clip, scored.adv_clip), 0.0)
 
 
 class Scheduled(Balancer):
@@ -150,7 +155,7 @@ class Dropout(Scheduled):
     def coefficients(self, step: int) -> Tensor:
         draw = torch.rand(self._rewards, generator=generator(self._seed, "dropout", step), dtype=torch.float64)
         kept = (draw >= self._rate) | (draw == draw.max())
-        return kept / kept.sum()
+        return kept.to(torch.float64) / kept.sum()
 
 
 def build_balancer(config: RunConfig) -> Balancer:

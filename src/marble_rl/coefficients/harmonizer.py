@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from marble_rl.coefficients.min_norm import MinNorm, min_norm
+from marble_rl.coefficients.min_norm import MinNorm, as_gram, min_norm
 
 STATIONARY_NORM = 1e-6
 """Below this length, relative to the gradients that took part, the min-norm point counts as zero."""
@@ -67,8 +67,8 @@ class Coefficients:
 
 def common_direction(gram: Tensor, *, normalize: bool = True) -> Direction:
     """Steps 3-5 for the *raw* Gram matrix [K, K] of the g_k."""
-    g = gram.detach().to("cpu", torch.float64)
-    norms = g.diagonal().clamp_min(0.0).sqrt()
+    g = torch.as_tensor(as_gram(gram))
+    norms = g.diagonal().sqrt()
     active = norms > 0
     alpha = torch.zeros_like(norms)
     weights = torch.zeros_like(norms)
@@ -91,7 +91,8 @@ class Harmonizer:
 
     >>> harmonizer = Harmonizer(rewards=["ocr", "aesthetic"])
     >>> if harmonizer.should_refresh(step):                   # every N optimizer steps: one gradient per reward
-    ...     coefficients = harmonizer.refresh(g @ g.T)        # g [K, P]: gradient of mean_i A_ki * slope_i
+    ...     gram = g.double() @ g.double().T                  # g [K, P]: gradient of mean_i A_ki * slope_i
+    ...     coefficients = harmonizer.refresh(gram)
     ...     update = coefficients.weights.float() @ g
     ... else:                                                 # in between: one backward pass in all
     ...     advantage = harmonizer.combine(advantages)        # [N, K] -> [N]
@@ -118,6 +119,8 @@ class Harmonizer:
             raise ValueError(f"solver must be 'min_norm', got {solver!r}")
         if apply != "alpha":
             raise ValueError(f"apply must be 'alpha', got {apply!r}")
+        if uniform_after is not None and uniform_after < 0:
+            raise ValueError(f"uniform_after must be at least 0 or None, got {uniform_after}")
         if adv_clip <= 0:
             raise ValueError(f"adv_clip must be positive, got {adv_clip}")
         self.rewards = tuple(rewards)
@@ -159,6 +162,8 @@ class Harmonizer:
         A sample's loss is affine in its clamped advantage and the coefficients sum to 1, so the gradient of the loss
         under the combined advantage is the same combination of the per-reward gradients (Proposition 1).
         """
+        if advantages.ndim != 2 or advantages.shape[1] != len(self.rewards):
+            raise ValueError(f"advantages must be [N, {len(self.rewards)}], got {tuple(advantages.shape)}")
         coefficients = self.alpha_bar.to(advantages)
         return advantages.clamp(-self.adv_clip, self.adv_clip) @ coefficients
 
@@ -173,15 +178,18 @@ class Harmonizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if tuple(state["rewards"]) != self.rewards:
             raise ValueError(f"state is of the rewards {state['rewards']}, not {list(self.rewards)}")
+        if len(state["alpha_bar"]) != len(self.rewards):
+            raise ValueError(f"state has {len(state['alpha_bar'])} coefficients for {len(self.rewards)} rewards")
         self._alpha_bar = torch.tensor(state["alpha_bar"], dtype=torch.float64)
 
     def _smooth(self, d: Direction) -> None:
         """Step 10. Rewards without signal keep their share; the active ones move within the rest of the mass."""
         if not d.active.any():
             return
-        mass = 1.0 - self._alpha_bar[~d.active].sum()
+        mass = (1.0 - self._alpha_bar[~d.active].sum()).clamp_min(0.0)
         moved = self.ema_decay * self._alpha_bar[d.active] + (1 - self.ema_decay) * mass * d.alpha[d.active]
-        self._alpha_bar[d.active] = moved * (mass / moved.sum())
+        if moved.sum() > 0:  # the others may hold all of the mass
+            self._alpha_bar[d.active] = moved * (mass / moved.sum())
 
     def _uniform(self) -> Tensor:
         return torch.full((len(self.rewards),), 1.0 / len(self.rewards), dtype=torch.float64)

@@ -9,6 +9,9 @@ one non-negative least-squares problem (Lawson & Hanson 1974, "least distance pr
 
 The active-set method ends after finitely many steps at the optimum, also for singular, duplicate and opposed
 gradients, where Frank-Wolfe iterations stall.
+
+d* is unique, alpha* need not be: two identical gradients can share their weight in any way. Among equal optima the most
+even alpha is taken, so that the answer does not depend on the order of the rewards (decided here; the paper is silent).
 """
 
 from __future__ import annotations
@@ -20,13 +23,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Vector = npt.NDArray[np.float64]
+SINGULAR = 1e-9
+"""Smallest eigenvalue, gradients of unit length, below which alpha may not be unique."""
+HEAVY = 1e7
+ROUNDING = 1e-14
+
 
 @dataclass(frozen=True)
 class MinNorm:
     """Solution of the simplex QP."""
 
     alpha: Tensor
-    """[K], on the probability simplex; dtype and device of the Gram matrix given."""
+    """[K], on the probability simplex; dtype (if a float) and device of the Gram matrix given."""
     norm: float
     """||sum_k alpha_k g_k||: the length of the min-norm point."""
     kkt_residual: float
@@ -37,34 +46,63 @@ def min_norm(gram: Tensor) -> MinNorm:
     """Solve the simplex QP for a Gram matrix [K, K] of any dtype, on any device; computed in float64 on the CPU."""
     from scipy.optimize import nnls
 
-    g = _as_gram(gram)
+    g = as_gram(gram)
     k = len(g)
+    dtype = gram.dtype if gram.is_floating_point() else torch.float64
     scale = np.trace(g) / k
     if scale == 0.0:  # every gradient is zero: every point of the simplex is a solution
-        return MinNorm(torch.full((k,), 1.0 / k, dtype=gram.dtype, device=gram.device), 0.0, 0.0)
+        return MinNorm(torch.full((k,), 1.0 / k, dtype=dtype, device=gram.device), 0.0, 0.0)
 
     unit = g / scale
     eigenvalues, eigenvectors = np.linalg.eigh(unit)
     factor = np.sqrt(np.clip(eigenvalues, 0.0, None))[:, None] * eigenvectors.T
     u, _ = nnls(np.vstack([factor, np.ones(k)]), np.append(np.zeros(k), 1.0), maxiter=100 * k)
     alpha = u / u.sum()
+    if eigenvalues[0] < SINGULAR:
+        alpha = _most_even(alpha, unit, factor)
 
-    g_alpha = unit @ alpha
-    squared_norm = float(alpha @ g_alpha)
+    squared_norm, residual = _optimality(alpha, unit)
     return MinNorm(
-        alpha=torch.as_tensor(alpha).to(dtype=gram.dtype, device=gram.device),
+        alpha=torch.as_tensor(alpha).to(dtype=dtype, device=gram.device),
         norm=float(np.sqrt(max(squared_norm, 0.0) * scale)),
-        kkt_residual=max(0.0, squared_norm - float(g_alpha.min())),
+        kkt_residual=residual,
     )
 
 
-def _as_gram(gram: Tensor) -> npt.NDArray[np.float64]:
+def _optimality(alpha: Vector, unit: Vector) -> tuple[float, float]:
+    """alpha^T G alpha, and by how much alpha misses the optimality conditions (G alpha)_k >= alpha^T G alpha."""
+    g_alpha = unit @ alpha
+    value = float(alpha @ g_alpha)
+    return value, max(0.0, value - float(g_alpha.min()))
+
+
+def _most_even(alpha: Vector, unit: Vector, factor: Vector) -> Vector:
+    """The alpha nearest to uniform that makes the same d*; the one given, if rounding would spoil its optimality.
+
+    argmin_{a >= 0} ||a||^2 subject to X a = d*, 1^T a = 1, the constraints as heavily weighted rows. Only gradients at
+    the least product with d* can carry weight.
+    """
+    from scipy.optimize import nnls
+
+    before = _optimality(alpha, unit)
+    tight = unit @ alpha <= before[0] + SINGULAR
+    k = int(tight.sum())
+    rows = np.vstack([HEAVY * factor[:, tight], HEAVY * np.ones(k), np.eye(k)])
+    a, _ = nnls(rows, np.concatenate([HEAVY * (factor @ alpha), [HEAVY], np.zeros(k)]), maxiter=100 * k)
+    even = np.zeros_like(alpha)
+    even[tight] = a / a.sum()
+    after = _optimality(even, unit)
+    return even if after[0] <= before[0] + ROUNDING and after[1] <= before[1] + ROUNDING else alpha
+
+
+def as_gram(gram: Tensor) -> Vector:
+    """A checked Gram matrix in float64 on the CPU."""
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or gram.shape[0] == 0:
         raise ValueError(f"gram must be a square matrix [K, K] with K >= 1, got shape {tuple(gram.shape)}")
-    g: npt.NDArray[np.float64] = gram.detach().to("cpu", torch.float64).numpy()
+    g: Vector = gram.detach().to("cpu", torch.float64).numpy()
     if not np.isfinite(g).all():
         raise ValueError("gram holds NaN or infinite values: a gradient was not finite")
     if (np.diag(g) < 0).any():
         raise ValueError("gram has a negative diagonal entry: it is not a Gram matrix")
-    symmetric: npt.NDArray[np.float64] = (g + g.T) / 2
+    symmetric: Vector = (g + g.T) / 2
     return symmetric

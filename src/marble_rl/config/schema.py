@@ -1,5 +1,4 @@
-"""Every setting of a run. The text under a field is its documentation: `marble config show --docs` and
-docs/config.md are made from it.
+"""Every setting of a run. The text under a field is its documentation: docs/config.md is made from it.
 
 Defaults are those of the MARBLE paper and of DiffusionNFT's multi-reward recipe for SD3.5 Medium.
 """

@@ -55,6 +55,8 @@ class GradientAccumulator:
 
     def __init__(self, columns: int, params: Iterable[Tensor]) -> None:
         self.params = tuple(params)
+        if not self.params:
+            raise ValueError("params is empty: there is nothing to differentiate")
         self.columns = columns
         sizes = [p.numel() for p in self.params]
         first = self.params[0]
@@ -77,7 +79,12 @@ class GradientAccumulator:
         rows = slope if slope is not None else base
         if rows is None:
             raise ValueError("give slope, base or both")
+        wanted = (len(rows), self.columns)
+        if advantages is not None and tuple(advantages.shape) != wanted:
+            raise ValueError(f"advantages must be {list(wanted)}, got {list(advantages.shape)}")
         half_of = torch.zeros(len(rows), dtype=torch.long) if halves is None else halves.to("cpu", torch.long)
+        if half_of.shape != (len(rows),) or not ((half_of == 0) | (half_of == 1)).all():
+            raise ValueError(f"halves must be [{len(rows)}] of 0 or 1, got {halves}")
         members = [half_of == h for h in range(HALVES)]
         passes: list[tuple[Tensor, Tensor, list[Tensor]]] = []
         for h, member in enumerate(members):
@@ -103,7 +110,7 @@ class GradientAccumulator:
         half_gram = cross = None
         if all(self._rows):
             counts = torch.tensor(self._rows, dtype=torch.float64, device=mean.device)
-            stacked = self._sums[:, :-1].reshape(HALVES * self.columns, -1)
+            stacked = self._sums[:, :-1].flatten(0, 1)
             half_gram = (
                 _products(stacked).view(HALVES, self.columns, HALVES, self.columns).transpose(1, 2)
                 / counts[:, None, None, None]

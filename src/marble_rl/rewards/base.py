@@ -6,6 +6,7 @@ before any image is scored; where it does not apply it is never called. NaN is a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ import torch
 from marble_rl.types import Prompt
 
 Images = npt.NDArray[np.uint8]
+METADATA = "metadata"
+"""Argument under which a function gets the prompts' metadata."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,15 @@ class FunctionReward(RewardBase):
     """A plain function ``f(images, prompts, **meta) -> list[float]`` as a reward.
 
     ``images`` is a list of [H, W, 3] uint8 arrays, ``prompts`` a list of strings, and ``meta`` holds ``metadata``
-    (a dict per image) and the ``params`` of the config.
+    (a dict per image; only if the function takes it) and the ``params`` of the config.
     """
 
     def __init__(self, function: Callable[..., Sequence[float]], **params: Any) -> None:
         self.function = function
         self.params = params
+        arguments = inspect.signature(function).parameters
+        self._takes_metadata = METADATA in arguments or any(p.kind is p.VAR_KEYWORD for p in arguments.values())
 
     def score(self, batch: RewardBatch) -> Sequence[float]:
-        return self.function(
-            list(batch.images),
-            [prompt.text for prompt in batch.prompts],
-            metadata=[dict(prompt.metadata) for prompt in batch.prompts],
-            **self.params,
-        )
+        metadata = {METADATA: [dict(prompt.metadata) for prompt in batch.prompts]} if self._takes_metadata else {}
+        return self.function(list(batch.images), [prompt.text for prompt in batch.prompts], **metadata, **self.params)

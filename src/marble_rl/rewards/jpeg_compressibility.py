@@ -11,7 +11,7 @@ from marble_rl.rewards.base import RewardBase, RewardBatch
 
 
 class JpegCompressibility(RewardBase):
-    """Minus the JPEG size in bytes per pixel: smooth images score high, noise scores low. Range about [-2, 0]."""
+    """Minus the JPEG size in bytes per pixel: smooth images score high, noise scores low. Below 0."""
 
     def __init__(self, quality: int = 95) -> None:
         self.quality = quality

@@ -13,7 +13,7 @@ from typing import Any, cast
 from marble_rl.config import suggestion
 from marble_rl.config.schema import RewardConfig
 from marble_rl.errors import InputError
-from marble_rl.rewards.base import FunctionReward, Reward
+from marble_rl.rewards.base import METADATA, FunctionReward, Reward
 
 BUILT_IN = {
     "jpeg_compressibility": "marble_rl.rewards.jpeg_compressibility:JpegCompressibility",
@@ -36,15 +36,22 @@ def _build(config: RewardConfig, where: str) -> Reward:
         )
     target = _import(path, f"{where}.type")
     if inspect.isclass(target):
-        if not callable(getattr(target, "score", None)):
+        missing = [name for name in ("applies_to", "load", "score") if not callable(getattr(target, name, None))]
+        if missing:
             raise InputError(
-                f"{where}.type: the class {path} has no method `score(batch)`; see docs/adding_a_reward.md"
+                f"{where}.type: the class {path} has no method `{missing[0]}`; "
+                "derive it from marble_rl.rewards.base.RewardBase, see docs/adding_a_reward.md"
             )
-        _check_params(target, config.params, where, skip=0)
-        return cast(Reward, target(**config.params))
+        _check_params(list(inspect.signature(target).parameters.values()), config.params, where)
+        try:
+            return cast(Reward, target(**config.params))
+        except Exception as error:
+            raise InputError(f"{where}.params: {error}") from error
     if not callable(target):
         raise InputError(f"{where}.type: {path} is neither a class nor a function")
-    _check_params(target, config.params, where, skip=2)
+    # Images, prompts and metadata are ours to give; the rest are the config's params.
+    _, _, *others = inspect.signature(target).parameters.values()
+    _check_params([p for p in others if p.name != METADATA], config.params, where)
     return FunctionReward(target, **config.params)
 
 
@@ -52,26 +59,26 @@ def _import(path: str, where: str) -> Any:
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # whatever somebody else's module does while it is imported
         raise InputError(
-            f"{where}: cannot import {module_name!r} ({error}); install it or put its folder on PYTHONPATH"
-        ) from None
+            f"{where}: cannot import {module_name!r} ({type(error).__name__}: {error}); "
+            "mend it, install it, or put its folder on PYTHONPATH"
+        ) from error
     if not hasattr(module, name):
         public = [n for n in vars(module) if not n.startswith("_")]
         raise InputError(f"{where}: {module_name!r} has no {name!r}.{suggestion(name, public)}")
     return getattr(module, name)
 
 
-def _check_params(target: Any, params: Mapping[str, Any], where: str, skip: int) -> None:
-    """Refuse unknown and missing arguments by name; the first ``skip`` positional ones are ours to give."""
-    parameters = list(inspect.signature(target).parameters.values())[skip:]
+def _check_params(parameters: Sequence[inspect.Parameter], params: Mapping[str, Any], where: str) -> None:
+    """Refuse unknown and missing arguments by name."""
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     names = [p.name for p in parameters]
     for key in params:
         if key not in names:
             raise InputError(
-                f"{where}.params: unknown argument {key!r}.{suggestion(key, names)} Valid: {', '.join(names)}"
+                f"{where}.params: unknown argument {key!r}.{suggestion(key, names)} Valid: {', '.join(names) or 'none'}"
             )
     for p in parameters:
         if p.default is p.empty and p.kind is not p.VAR_POSITIONAL and p.name not in params:

@@ -1,0 +1,112 @@
+"""The documentation keeps its word: Python blocks run, commands name real settings, links and metrics exist."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marble_rl import load_config
+from marble_rl.coefficients.balancers import build_balancer
+from marble_rl.rewards.base import FunctionReward, RewardBatch
+from marble_rl.types import Prompt
+from runs import train
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+ALWAYS = {"harmonizer.md"}
+"""Pages whose every Python block is run; elsewhere only those with `<!-- tested -->` on the line before."""
+
+BLOCK = re.compile(r"^(?P<mark><!-- tested -->\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+SHELL = re.compile(r"^```(?:bash|sh|shell|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def python_blocks(page: Path) -> list[tuple[int, str]]:
+    """(line, code) of the blocks of a page that are to be run."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        (text[: found.start("code")].count("\n") + 1, found["code"])
+        for found in BLOCK.finditer(text)
+        if found["mark"] or page.name in ALWAYS
+    ]
+
+
+@functools.cache
+def run(page: Path, line: int, code: str) -> dict[str, Any]:
+    """Execute a block once, in a namespace of its own; a traceback shows the page's own line numbers."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    return namespace
+
+
+def train_commands(page: Path) -> list[list[str]]:
+    """Arguments of every `marble train configs/...` in a page's shell blocks."""
+    lines = "".join(SHELL.findall(page.read_text(encoding="utf-8"))).replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line, comments=True) for line in lines]
+    starts = [(words, i) for words in commands for i in range(len(words)) if words[i : i + 2] == ["marble", "train"]]
+    return [words[i + 2 :] for words, i in starts if words[i + 2].startswith("configs/")]
+
+
+BLOCKS = [(page, line, code) for page in PAGES for line, code in python_blocks(page)]
+COMMANDS = [(page, arguments) for page in PAGES for arguments in train_commands(page)]
+
+
+@pytest.mark.parametrize(("page", "line", "code"), BLOCKS, ids=[f"{page.name}:{line}" for page, line, _ in BLOCKS])
+def test_block_runs(page: Path, line: int, code: str) -> None:
+    run(page, line, code)
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["plain PyTorch", "DiffusionNFT loop"])
+def test_harmonizer_examples_improve_every_reward(index: int) -> None:
+    page = ROOT / "docs" / "harmonizer.md"
+    names = run(page, *python_blocks(page)[index])
+    assert len(names["first"]) == len(names["harmonizer"].rewards) == 3
+    assert (names["last"] > names["first"] + 0.1).all()
+
+
+def test_reward_of_the_tutorial_scores_what_it_says() -> None:
+    page = ROOT / "docs" / "adding_a_reward.md"
+    ((line, code),) = python_blocks(page)
+    reward = FunctionReward(run(page, line, code)["symmetry"])
+    half = np.random.default_rng(0).integers(0, 256, size=(8, 4, 3), dtype=np.uint8)
+    mirrored = np.concatenate([half, half[:, ::-1]], axis=1)
+    lopsided = np.concatenate([half, 255 - half], axis=1)
+    prompt = Prompt(0, "a kite", "things")
+    symmetric, asymmetric = reward.score(RewardBatch(np.stack([mirrored, lopsided]), [prompt, prompt]))
+    assert symmetric == 0.0
+    assert -1.0 <= asymmetric < -0.1
+
+
+@pytest.mark.parametrize(
+    ("page", "arguments"), COMMANDS, ids=[f"{page.name}-{i}" for i, (page, _) in enumerate(COMMANDS)]
+)
+def test_train_command_is_a_valid_config(page: Path, arguments: list[str]) -> None:
+    config, *rest = arguments
+    overrides = [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]
+    build_balancer(load_config(ROOT / config, overrides))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_lead_to_files(page: Path) -> None:
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.full
+def test_metrics_page_names_what_a_run_logs(config_file: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*/(?:<name>|[a-z_]+))`", page))
+    documented |= {f"ws_{key}" for key in documented if key.startswith(("harmony/", "heldout/"))}
+
+    train(config_file, tmp_path / "run", "--set", "trainer.eval_every=3")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rewards = "|".join(reward.name for reward in load_config(config_file).rewards)
+    logged = {re.sub(f"/({rewards})$", "/<name>", key) for line in lines for key in json.loads(line)} - {"step"}
+    assert logged == documented
