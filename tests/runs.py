@@ -10,7 +10,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import yaml
 
@@ -62,13 +61,9 @@ def marble(*arguments: object) -> Outcome:
 
     out, err = io.StringIO(), io.StringIO()
     code = 0
-    with (
-        mock.patch.object(sys, "argv", ["marble", *map(str, arguments)]),
-        redirect_stdout(out),
-        redirect_stderr(err),
-    ):
+    with redirect_stdout(out), redirect_stderr(err):
         try:
-            main()
+            main([str(argument) for argument in arguments])
         except SystemExit as exit_:
             code = int(exit_.code or 0)
     return Outcome(code, out.getvalue(), err.getvalue())

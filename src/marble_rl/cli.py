@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -279,11 +280,11 @@ def _quiet_libraries() -> None:
     enable_progress_bars()
 
 
-def main() -> None:
-    """Run the command line with the exit codes of errors.py."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line (by default the process's own arguments) with the exit codes of errors.py."""
     sys.path.append(os.getcwd())  # rewards named by import path may lie in the current folder
     try:
-        app()
+        app(args=arguments)
     except Interrupted as stop:
         typer.secho(str(stop), err=True)
         sys.exit(stop.exit_code)
