@@ -1,0 +1,56 @@
+"""Training data of the mini pipeline: scenes with captions, deliberately imperfect.
+
+A base model that is already perfect has nothing to learn from rewards, and one at chance level cannot learn. So a part
+of the data is spoilt, in ways that a reward can tell: blur, noise, low contrast, and captions of another picture.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageEnhance, ImageFilter
+
+from marble_rl.mini.render import SIZE, render
+from marble_rl.mini.scenes import SOURCES, Scene, draw_scene
+
+Pictures = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """N captioned pictures."""
+
+    images: Pictures
+    """[N, 64, 64, 3]"""
+    captions: tuple[str, ...]
+    scenes: tuple[Scene, ...]
+    """What the pictures show, also where the caption is wrong."""
+
+
+def make_corpus(count: int, seed: int, *, spoilt: float = 0.0, miscaptioned: float = 0.0) -> Corpus:
+    """``count`` scenes, the sources in turn; a share of pictures spoilt and a share of captions wrong."""
+    dice = random.Random(seed)
+    images = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
+    scenes, captions = [], []
+    for i in range(count):
+        source = SOURCES[i % len(SOURCES)]
+        scene = draw_scene(source, dice)
+        picture = render(scene, dice)
+        images[i] = np.asarray(spoil(picture, dice) if dice.random() < spoilt else picture)
+        scenes.append(scene)
+        captions.append(draw_scene(source, dice).caption if dice.random() < miscaptioned else scene.caption)
+    return Corpus(images, tuple(captions), tuple(scenes))
+
+
+def spoil(picture: Image.Image, dice: random.Random) -> Image.Image:
+    """Blur, noise or low contrast."""
+    how = dice.choice(("blur", "noise", "pale"))
+    if how == "blur":
+        return picture.filter(ImageFilter.GaussianBlur(dice.uniform(0.8, 2.0)))
+    if how == "pale":
+        return ImageEnhance.Contrast(picture).enhance(dice.uniform(0.25, 0.6))
+    grain = np.random.default_rng(dice.getrandbits(32)).normal(0, dice.uniform(12, 35), (SIZE, SIZE, 3))
+    return Image.fromarray((np.asarray(picture) + grain).clip(0, 255).astype(np.uint8))

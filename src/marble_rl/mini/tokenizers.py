@@ -1,0 +1,61 @@
+"""Tokenizers for the mini world: a token for every word of its captions, letters for what stands on signs."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+from marble_rl.mini.scenes import COLOURS, LIGHTS, NUMBERS, PLACES, RELATIONS, SHAPES
+
+PUNCTUATION = '",.'
+START, END = "<|startoftext|>", "<|endoftext|>"
+
+
+def words() -> list[str]:
+    """Every word that a caption can hold, in a fixed order."""
+    phrases = ["a and sign that says", *COLOURS, *SHAPES, *NUMBERS.values(), *RELATIONS, *PLACES, *LIGHTS]
+    phrases += [f"{shape}s" for shape in SHAPES]
+    return list(dict.fromkeys(word for phrase in phrases for word in phrase.split()))
+
+
+def clip_tokenizer(length: int) -> Any:
+    """A `CLIPTokenizer` (which lower-cases) with a BPE merge path to each word."""
+    from transformers import CLIPTokenizer
+
+    symbols = [*string.ascii_lowercase, *string.digits, *PUNCTUATION]
+    merges = _merges()
+    merged = [left + right for left, right in merges]
+    vocab = [START, END, *symbols, *(f"{symbol}</w>" for symbol in symbols), *merged]
+    return CLIPTokenizer(
+        vocab={token: i for i, token in enumerate(dict.fromkeys(vocab))},
+        merges=merges,
+        model_max_length=length,
+    )
+
+
+def _merges() -> list[tuple[str, str]]:
+    """Merges that make one token of each word: those known so far are applied, then the rest is joined."""
+    merges: list[tuple[str, str]] = []
+    for word in words():
+        pieces = [*word[:-1], f"{word[-1]}</w>"]
+        for left, right in merges:
+            i = 0
+            while i < len(pieces) - 1:
+                if (pieces[i], pieces[i + 1]) == (left, right):
+                    pieces[i : i + 2] = [left + right]
+                else:
+                    i += 1
+        while len(pieces) > 1:
+            merges.append((pieces[0], pieces[1]))
+            pieces[:2] = [pieces[0] + pieces[1]]
+    return merges
+
+
+def t5_tokenizer(length: int) -> Any:
+    """A `T5Tokenizer` (which keeps capitals) that prefers whole words."""
+    from transformers import T5Tokenizer
+
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -4.0)]
+    letters = [*string.ascii_letters, *string.digits, *PUNCTUATION]
+    pieces = [*((f"▁{word}", -1.0) for word in words()), *((letter, -4.0) for letter in letters)]
+    return T5Tokenizer(vocab=[*special, *pieces], extra_ids=0, model_max_length=length)
