@@ -87,9 +87,11 @@ class RunFolder:
         Bad input that only shows once the model is loaded leaves no trace of a run that never began.
         """
         fresh = not self.exists
-        with storage_errors(f"run folder {self.path}"):
+        try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(self.path / ".lock", "w")  # noqa: SIM115  held until the run ends
+        except OSError as error:
+            raise InputError(f"--out: cannot write to {self.path}: {error.strerror}; give another folder") from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -190,3 +190,15 @@ def test_identical_gradients_share_their_weight_evenly():
 
 def test_an_integer_gram_is_answered_in_float64():
     assert min_norm(torch.eye(2, dtype=torch.int64)).alpha.tolist() == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("seed", "k", "size"),
+    [(768976903, 6, 12), (131899201, 6, 12), (48039879, 5, 10), (304775970, 5, 10), (315070590800, 8, 16)],
+)
+def test_duplicates_on_which_nnls_stops_too_early(seed, k, size):
+    """Found by fuzzing: in the given order scipy's NNLS ends at residuals of 1e-2 on these."""
+    dice = np.random.default_rng(seed)
+    g = dice.standard_normal((k, size))[dice.integers(0, k, k)]
+    g /= np.linalg.norm(g, axis=1, keepdims=True)
+    assert min_norm(torch.tensor(g @ g.T)).kkt_residual < 1e-12

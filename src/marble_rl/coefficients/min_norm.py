@@ -28,6 +28,9 @@ SINGULAR = 1e-9
 """Smallest eigenvalue, gradients of unit length, below which alpha may not be unique."""
 HEAVY = 1e7
 ROUNDING = 1e-14
+OPTIMAL = 1e-12
+"""Residual below which a solution is taken as exact."""
+ATTEMPTS = 16
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,6 @@ class MinNorm:
 
 def min_norm(gram: Tensor) -> MinNorm:
     """Solve the simplex QP for a Gram matrix [K, K] of any dtype, on any device; computed in float64 on the CPU."""
-    from scipy.optimize import nnls
-
     g = as_gram(gram)
     k = len(g)
     dtype = gram.dtype if gram.is_floating_point() else torch.float64
@@ -55,9 +56,9 @@ def min_norm(gram: Tensor) -> MinNorm:
 
     unit = g / scale
     eigenvalues, eigenvectors = np.linalg.eigh(unit)
-    factor = np.sqrt(np.clip(eigenvalues, 0.0, None))[:, None] * eigenvectors.T
-    u, _ = nnls(np.vstack([factor, np.ones(k)]), np.append(np.zeros(k), 1.0), maxiter=100 * k)
-    alpha = u / u.sum()
+    span = eigenvalues > SINGULAR * 1e-5
+    factor = np.sqrt(eigenvalues[span])[:, None] * eigenvectors[:, span].T
+    alpha = _min_norm_point(factor, unit)
     if eigenvalues[0] < SINGULAR:
         alpha = _most_even(alpha, unit, factor)
 
@@ -67,6 +68,36 @@ def min_norm(gram: Tensor) -> MinNorm:
         norm=float(np.sqrt(max(squared_norm, 0.0) * scale)),
         kkt_residual=residual,
     )
+
+
+def _min_norm_point(factor: Vector, unit: Vector) -> Vector:
+    """The homogenised NNLS. On a few singular problems scipy's solver stops too early; another order of the columns
+    then leads it to the end. The residual says when that is needed."""
+    k = len(unit)
+    best, least = np.full(k, 1.0 / k), np.inf
+    for attempt in range(ATTEMPTS):
+        order = np.random.default_rng(attempt).permutation(k) if attempt else np.arange(k)
+        u = _nnls(np.vstack([factor[:, order], np.ones(k)]), np.append(np.zeros(len(factor)), 1.0))
+        if not u.sum() > 0:
+            continue
+        alpha = np.empty(k)
+        alpha[order] = u / u.sum()
+        residual = _optimality(alpha, unit)[1]
+        if residual < least:
+            best, least = alpha, residual
+        if residual < OPTIMAL:
+            break
+    return best
+
+
+def _nnls(rows: Vector, target: Vector) -> Vector:
+    from scipy.optimize import nnls
+
+    try:
+        solution: Vector = nnls(rows, target, maxiter=100 * rows.shape[1])[0]
+    except RuntimeError:  # too many iterations: as good as no answer
+        return np.zeros(rows.shape[1])
+    return solution
 
 
 def _optimality(alpha: Vector, unit: Vector) -> tuple[float, float]:
@@ -82,13 +113,13 @@ def _most_even(alpha: Vector, unit: Vector, factor: Vector) -> Vector:
     argmin_{a >= 0} ||a||^2 subject to X a = d*, 1^T a = 1, the constraints as heavily weighted rows. Only gradients at
     the least product with d* can carry weight.
     """
-    from scipy.optimize import nnls
-
     before = _optimality(alpha, unit)
     tight = unit @ alpha <= before[0] + SINGULAR
     k = int(tight.sum())
     rows = np.vstack([HEAVY * factor[:, tight], HEAVY * np.ones(k), np.eye(k)])
-    a, _ = nnls(rows, np.concatenate([HEAVY * (factor @ alpha), [HEAVY], np.zeros(k)]), maxiter=100 * k)
+    a = _nnls(rows, np.concatenate([HEAVY * (factor @ alpha), [HEAVY], np.zeros(k)]))
+    if not a.sum() > 0:
+        return alpha
     even = np.zeros_like(alpha)
     even[tight] = a / a.sum()
     after = _optimality(even, unit)

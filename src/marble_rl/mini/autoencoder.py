@@ -15,7 +15,7 @@ from marble_rl.seeding import generator
 
 LATENT_CHANNELS = 4
 FACTOR = 4
-KL_WEIGHT = 1e-4
+KL_WEIGHT = 1e-6
 EDGE_WEIGHT = 0.5
 
 

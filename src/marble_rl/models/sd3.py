@@ -12,6 +12,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from peft import get_peft_model_state_dict
 from torch import Tensor
 
+from marble_rl.errors import InputError
 from marble_rl.models.base import DiffusionModel
 from marble_rl.storage import save_safetensors
 from marble_rl.types import Conditioning
@@ -61,6 +62,10 @@ class SD3Model(DiffusionModel):
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, ...]:
         scale = self.pipeline.vae_scale_factor
         own = self.pipeline.default_sample_size * scale
+        step = scale * self.transformer.config.patch_size
+        for name, size in (("height", height or own), ("width", width or own)):
+            if size % step:
+                raise InputError(f"{name}: {size} is not a multiple of {step}, which this model needs")
         return (self.transformer.config.in_channels, (height or own) // scale, (width or own) // scale)
 
     def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
