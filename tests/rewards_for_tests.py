@@ -59,3 +59,11 @@ class NoMethods:
 class Picky(After):
     def __init__(self) -> None:
         raise RuntimeError("too picky")
+
+
+class NoWeights(After):
+    def __init__(self) -> None:
+        super().__init__("nothing", 0)
+
+    def load(self, device: Any) -> None:
+        raise FileNotFoundError("weights.safetensors")

@@ -186,6 +186,8 @@ def export(
     if role == "base":
         raise InputError("--weights: 'base' is the model without LoRA; use ema, default or old")
     RunFolder(run).load_config()
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise InputError(f"--out: {out} is not empty; give another folder")
     _quiet_libraries()
     from marble_rl.inference import export_lora, open_target
 

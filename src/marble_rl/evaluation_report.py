@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from marble_rl.config import RunConfig
+from marble_rl.errors import InputError
 from marble_rl.evaluate import Evaluation, evaluate, evaluated_prompts
 from marble_rl.images import image_grid, save_image
 from marble_rl.inference import open_target
@@ -69,6 +70,10 @@ def evaluate_target(
 ) -> EvaluationReport:
     """Evaluate each of the weights and write scores.json and a grid with one column per weights."""
     inputs = check_inputs(settings)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out: cannot write to {out}: {error.strerror}; give another folder") from error
     prompts = inputs.heldout if prompts_file is None else read_prompt_file(prompts_file)
     opened = open_target(target, model_path=model_path, step=step, device=device)
     inputs.scorer.load(opened.model.device)
@@ -93,7 +98,6 @@ def evaluate_target(
     held_out = frozenset(reward.name for reward in settings.rewards if reward.held_out)
     report = EvaluationReport(results, opened.step, held_out, out)
     with storage_errors(str(out)):
-        out.mkdir(parents=True, exist_ok=True)
         write_json(out / "scores.json", report.to_json())
     save_image(_side_by_side(results), out / "grid.png")
     return report

@@ -112,8 +112,6 @@ def export_lora(opened: Opened, role: Role, out: Path) -> None:
     assert opened.policy is not None
     assert opened.config is not None
     config = opened.config
-    if out.exists() and any(out.iterdir()):
-        raise InputError(f"--out: {out} is not empty; give another folder")
     card = {
         "base_model": config.model.path,
         "text_length": config.model.text_length,

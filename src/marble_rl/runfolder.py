@@ -60,7 +60,8 @@ class RunFolder:
     def check_start(self, config: RunConfig, resume: bool) -> list[str]:
         """Whether this config may start, or go on, here. Returns remarks on what changed since the run began."""
         if not self.exists:
-            if self.path.is_dir() and any(self.path.iterdir()):
+            # Hidden files alone are what a start leaves that was killed before it wrote its config.
+            if self.path.is_dir() and any(not entry.name.startswith(".") for entry in self.path.iterdir()):
                 raise InputError(f"--out: {self.path} is not empty and not a run; give another folder")
             return [f"no run in {self.path} yet: starting one"] if resume else []
         if not resume:

@@ -182,3 +182,24 @@ def test_reward_that_cannot_be_imported_or_built(
         outcome = marble("config", "check", path)
         assert outcome.code == 2
         assert says in outcome.err
+
+
+def test_reward_whose_weights_cannot_be_loaded_leaves_no_run(tiny_sd3: Path, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(sections(tiny_sd3, rewards=[{"name": "x", "type": "rewards_for_tests:NoWeights"}]))
+    outcome = marble("train", path, "--out", tmp_path / "run")
+    assert outcome.code == 2
+    assert "'x' cannot be loaded: FileNotFoundError" in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_out_below_a_file(config_file: Path, tmp_path: Path) -> None:
+    outcome = marble("train", config_file, "--out", config_file / "run")
+    assert outcome.code == 2
+    assert "--out: cannot write" in outcome.err
+
+
+def test_size_that_the_model_cannot_draw(config_file: Path, tmp_path: Path) -> None:
+    outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "rollout.height=18")
+    assert outcome.code == 2
+    assert "height: 18 is not a multiple of 4" in outcome.err

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Weights = dict[str, NonNegativeFloat]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
 class Section(BaseModel):

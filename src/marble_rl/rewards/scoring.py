@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.config.schema import RewardConfig
-from marble_rl.errors import RewardFailed
+from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.base import Images, Reward, RewardBatch
 from marble_rl.types import Prompt, RewardTable
 
@@ -35,8 +35,12 @@ class Scorer:
         self._rewards = dict(rewards)
 
     def load(self, device: torch.device) -> None:
-        for reward in self._rewards.values():
-            reward.load(device)
+        """Load every reward's weights."""
+        for name, reward in self._rewards.items():
+            try:
+                reward.load(device)
+            except Exception as error:
+                raise InputError(f"rewards: {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
     def score(self, names: Sequence[str], images: Tensor, prompts: Sequence[Prompt], batch_size: int) -> RewardTable:
         """Scores of images [N, H, W, 3] uint8 by the rewards named, ``batch_size`` neighbouring rows at a time."""
