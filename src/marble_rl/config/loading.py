@@ -22,6 +22,7 @@ from marble_rl.config.schema import (
     WeightedSumBalance,
 )
 from marble_rl.errors import InputError
+from marble_rl.mini import MINI
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -106,7 +107,7 @@ def _list_index(node: Any, name: str, override: str) -> int:
 def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
     """Resolve the model folder and the prompt files, so that the saved config means the same from anywhere."""
     model = config.model
-    if (folder / model.path).is_dir():
+    if model.path != MINI and (folder / model.path).is_dir():
         model = model.model_copy(update={"path": str((folder / model.path).resolve())})
     prompts = config.prompts
     absolute: dict[str, Any] = {}

@@ -25,10 +25,11 @@ class ModelConfig(Section):
     """The pipeline to fine-tune."""
 
     path: str
-    """Folder in diffusers' format, or a hub id such as `stabilityai/stable-diffusion-3.5-medium`."""
+    """Folder in diffusers' format, a hub id such as `stabilityai/stable-diffusion-3.5-medium`, or `mini`: the small
+    one that the package carries."""
     text_length: PositiveInt | None = None
-    """Tokens of the prompt that the T5 text encoder sees (diffusers' `max_sequence_length`); null takes the
-    pipeline's default."""
+    """Tokens of the prompt that the T5 text encoder sees (diffusers' `max_sequence_length`); null takes 256,
+    or as many as its tokenizer was built for if that is less."""
     device: str = "auto"
     """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda`, `cuda:1`, ..."""
 

@@ -1,1 +1,12 @@
 """The embedded world: rendered scenes with captions, small enough for a laptop CPU."""
+
+from pathlib import Path
+
+MINI = "mini"
+"""Where a config names a model, this names the one inside the package."""
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+def embedded(path: str, part: str) -> str:
+    """A model's path; for `mini`, the folder of that part inside the package."""
+    return str(WEIGHTS / part) if path == MINI else path

@@ -1,4 +1,4 @@
-"""The mini pipeline's VAE: 64x64 pictures to 16x16 latents with 4 channels, and back."""
+"""The mini pipeline's VAE: 64x64 pictures to 16x16 latents with 8 channels, and back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from marble_rl.mini.corpus import Pictures
 from marble_rl.mini.render import SIZE
 from marble_rl.seeding import generator
 
-LATENT_CHANNELS = 4
+LATENT_CHANNELS = 8
 FACTOR = 4
 KL_WEIGHT = 1e-6
 EDGE_WEIGHT = 0.5
+CROP = 32
+"""It has no attention, so it can learn from parts of pictures: a quarter of the work a step, as much learnt."""
 
 
 def new_autoencoder(seed: int) -> Any:
@@ -61,7 +63,7 @@ def train_autoencoder(
     for step in range(steps):
         dice = generator(seed, "autoencoder", step)
         rows = torch.randint(len(images), (batch,), generator=dice)
-        target = as_tensor(images[rows.numpy()])
+        target = as_tensor(images[rows.numpy()][(slice(None), *_crop(dice))])
         posterior = vae.encode(target).latent_dist
         latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=dice)
         output = vae.decode(latents).sample
@@ -74,6 +76,12 @@ def train_autoencoder(
         on_step(step, loss.item())
     _standardise(vae, images[: 64 * batch], batch)
     return vae.eval()
+
+
+def _crop(dice: torch.Generator) -> tuple[slice, slice]:
+    """Where to cut, on the latents' grid."""
+    top, left = (FACTOR * torch.randint((SIZE - CROP) // FACTOR + 1, (2,), generator=dice)).tolist()
+    return slice(top, top + CROP), slice(left, left + CROP)
 
 
 def _reconstruction(output: Tensor, target: Tensor) -> Tensor:
@@ -90,7 +98,7 @@ def _standardise(vae: Any, images: Pictures, batch: int) -> None:
 
 @torch.no_grad()
 def encode(vae: Any, images: Pictures, batch: int = 64) -> Tensor:
-    """Latents [N, 4, 16, 16] in the pipeline's units."""
+    """Latents [N, 8, 16, 16] in the pipeline's units."""
     parts = [vae.encode(as_tensor(part)).latent_dist.mean for part in _parts(images, batch)]
     latents: Tensor = (torch.cat(parts) - vae.config.shift_factor) * vae.config.scaling_factor
     return latents

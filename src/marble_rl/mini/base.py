@@ -14,11 +14,12 @@ from marble_rl.mini.render import SIZE
 from marble_rl.mini.tokenizers import clip_tokenizer, t5_tokenizer
 from marble_rl.seeding import generator
 
-TEXT_LENGTH = 16
+TEXT_LENGTH = 14
 """Tokens each text encoder sees; no caption of the world is longer than 12."""
-WIDTH = 128
+WIDTH = 96
 CLIP_WIDTH = WIDTH // 2
 EMA_DECAY = 0.999
+WARM_UP = 200
 
 
 @dataclass
@@ -77,7 +78,7 @@ def train_base(
     steps: int,
     batch: int,
     seed: int,
-    lr: float = 1.5e-3,
+    lr: float = 1e-3,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Base:
     """Flow matching with logit-normal times, as SD3 was trained; the weights returned are their running average."""
@@ -86,7 +87,7 @@ def train_base(
     parameters = [p for p in base.parameters() if p.requires_grad]
     average = [p.detach().clone() for p in parameters]
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=1e-2, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=0.05)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
     for step in range(steps):
         dice = generator(seed, "base", step)
         rows = torch.randint(len(latents), (batch,), generator=dice)
@@ -135,7 +136,7 @@ def _t5() -> TextEncoder:
 
     tokenizer = t5_tokenizer(TEXT_LENGTH)
     config = T5Config(
-        vocab_size=len(tokenizer), d_model=WIDTH, d_kv=32, d_ff=WIDTH, num_layers=2, num_heads=4, dropout_rate=0.0
+        vocab_size=len(tokenizer), d_model=WIDTH, d_kv=24, d_ff=WIDTH, num_layers=2, num_heads=4, dropout_rate=0.0
     )
     return TextEncoder(T5EncoderModel(config), tokenizer)
 

@@ -30,11 +30,11 @@ class Recipe:
 
     pictures: int = 24_000
     spoilt: float = 0.35
-    """Share of blurred, noisy or pale pictures."""
+    """Share of blurred, pale or crooked pictures."""
     miscaptioned: float = 0.1
     """Share of captions that belong to another picture."""
-    autoencoder_steps: int = 1600
-    autoencoder_batch: int = 24
+    autoencoder_steps: int = 4000
+    autoencoder_batch: int = 32
     base_steps: int = 7000
     base_batch: int = 64
     seed: int = 0

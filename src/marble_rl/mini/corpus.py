@@ -1,7 +1,7 @@
 """Training data of the mini pipeline: scenes with captions, deliberately imperfect.
 
 A base model that is already perfect has nothing to learn from rewards, and one at chance level cannot learn. So a part
-of the data is spoilt, in ways that a reward can tell: blur, noise, low contrast, and captions of another picture.
+of the data is spoilt, in ways that a reward can tell: blur, low contrast, crooked shapes, captions of another picture.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageEnhance, ImageFilter
+from PIL import Image
 
+from marble_rl.mini.flaws import blurred, crooked, pale
 from marble_rl.mini.render import SIZE, render
 from marble_rl.mini.scenes import SOURCES, Scene, draw_scene
 
@@ -46,11 +47,6 @@ def make_corpus(count: int, seed: int, *, spoilt: float = 0.0, miscaptioned: flo
 
 
 def spoil(picture: Image.Image, dice: random.Random) -> Image.Image:
-    """Blur, noise or low contrast."""
-    how = dice.choice(("blur", "noise", "pale"))
-    if how == "blur":
-        return picture.filter(ImageFilter.GaussianBlur(dice.uniform(0.8, 2.0)))
-    if how == "pale":
-        return ImageEnhance.Contrast(picture).enhance(dice.uniform(0.25, 0.6))
-    grain = np.random.default_rng(dice.getrandbits(32)).normal(0, dice.uniform(12, 35), (SIZE, SIZE, 3))
-    return Image.fromarray((np.asarray(picture) + grain).clip(0, 255).astype(np.uint8))
+    """Blur, low contrast or crooked shapes, mild."""
+    flaw = dice.choice((blurred, pale, crooked))
+    return flaw(picture, dice.uniform(0.1, 0.5), dice)

@@ -55,7 +55,7 @@ def _ground(place: str, dice: random.Random) -> Image.Image:
 
 
 @lru_cache
-def _outline(shape: str, size: int = 256) -> Image.Image:
+def outline(shape: str, size: int = 256) -> Image.Image:
     """Mask of a shape that fills a square."""
     mask = Image.new("L", (size, size), 0)
     draw = ImageDraw.Draw(mask)
@@ -101,7 +101,7 @@ def _sprite(shape: str, colour: str, side: int) -> tuple[Image.Image, Image.Imag
     paint = np.array(PAINT[colour], dtype=float) * _shading(shape)[:, :, None]
     glow = np.clip(_shading(shape) - 1.25, 0, None)[:, :, None] * 200  # the highlight is white, not paler paint
     body = Image.fromarray((paint + glow).clip(0, 255).astype(np.uint8))
-    return body.resize((side, side), Image.Resampling.BILINEAR), _outline(shape).resize((side, side))
+    return body.resize((side, side), Image.Resampling.BILINEAR), outline(shape).resize((side, side))
 
 
 def _box(item: Item) -> tuple[int, int, int]:

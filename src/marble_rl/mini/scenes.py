@@ -56,7 +56,7 @@ class Scene:
     place: str = "plain"
     light: str = "day"
     metadata: dict[str, Any] = field(default_factory=dict)
-    """What a reward needs to know: `target` (text) or GenEval's `tag` and `include` (composition)."""
+    """What a reward needs to know: `target` (text) or GenEval's `tag`, `include` and `exclude` (composition)."""
 
 
 def draw_scene(source: str, dice: random.Random) -> Scene:
@@ -94,8 +94,8 @@ def _one_kind(task: str, dice: random.Random) -> Scene:
     else:
         wanted["color"] = colour
         caption = f"a {colour} {shape}" if count == 1 else f"{NUMBERS[count]} {colour} {shape}s"
-    items = tuple(Item(shape, colour, x, y, r) for x, y, r in _places(count, dice))
-    return Scene(caption, "composition", items, metadata={"tag": task, "include": [wanted]})
+    items = tuple(Item(shape, colour, x, y, r) for x, y, r in arrange(count, dice))
+    return Scene(caption, "composition", items, metadata=_exactly(task, [wanted]))
 
 
 def _two_kinds(task: str, dice: random.Random) -> Scene:
@@ -113,9 +113,16 @@ def _two_kinds(task: str, dice: random.Random) -> Scene:
         include[0]["color"], include[1]["color"] = colour, other
     if task == "position":
         caption = f"a {colour} {first} {relation} a {other} {second}"
-        include[0]["position"] = [relation, 1]
+        # GenEval names the object that stays put first; the other one's position refers to it by its place in the list.
+        include = [include[1], {**include[0], "position": [relation, 0]}]
     items = (Item(first, colour, x1, y1, radius), Item(second, other, x2, y2, radius))
-    return Scene(caption, "composition", items, metadata={"tag": task, "include": include})
+    return Scene(caption, "composition", items, metadata=_exactly(task, include))
+
+
+def _exactly(task: str, include: list[dict[str, Any]]) -> dict[str, Any]:
+    """GenEval's metadata for what is wanted, and no more of it."""
+    exclude = [{"class": wanted["class"], "count": wanted["count"] + 1} for wanted in include]
+    return {"tag": task, "include": include, "exclude": exclude}
 
 
 def _general(dice: random.Random) -> Scene:
@@ -124,7 +131,7 @@ def _general(dice: random.Random) -> Scene:
     place, light = dice.choice(list(PLACES)), dice.choice(list(LIGHTS))
     things = f"a {colour} {shape}" if count == 1 else f"{NUMBERS[count]} {colour} {shape}s"
     caption = things + (f" {place}" if place else "") + (f", {light}" if light else "")
-    items = tuple(Item(shape, colour, x, y, r) for x, y, r in _places(count, dice))
+    items = tuple(Item(shape, colour, x, y, r) for x, y, r in arrange(count, dice))
     return Scene(caption, "general", items, place=PLACES[place], light=LIGHTS[light])
 
 
@@ -136,7 +143,7 @@ GRID = {
 }
 
 
-def _places(count: int, dice: random.Random) -> list[tuple[float, float, float]]:
+def arrange(count: int, dice: random.Random) -> list[tuple[float, float, float]]:
     """Centres and radii for ``count`` objects that do not touch."""
     low, high, shift = {1: (0.2, 0.3, 0.1), 2: (0.14, 0.18, 0.025), 3: (0.13, 0.17, 0.02), 4: (0.13, 0.17, 0.02)}[count]
     turned = count == 2 and dice.random() < 0.3

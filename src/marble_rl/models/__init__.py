@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marble_rl.errors import InputError
+from marble_rl.mini import embedded
 
 if TYPE_CHECKING:
     import torch
@@ -17,20 +18,26 @@ FAMILIES = {"StableDiffusion3Pipeline": "marble_rl.models.sd3:SD3Model"}
 """diffusers' pipeline class -> our adapter. To add a family: one file in this folder and one line here."""
 
 
+PIPELINE = "pipeline"
+
+
 def check_model_path(path: str, key: str = "model.path") -> None:
     """Find what can be found wrong before anything is loaded."""
-    folder = Path(path)
+    folder = Path(embedded(path, PIPELINE))
     if folder.is_dir():
         _family(folder / "model_index.json", key)
     elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
-        raise InputError(f"{key}: no such folder: {path}. Give a folder in diffusers' format, or a hub id owner/name")
+        raise InputError(
+            f"{key}: no such folder: {path}. Give a folder in diffusers' format, a hub id owner/name, or mini"
+        )
 
 
 def load_model(path: str, device: torch.device, text_length: int | None = None) -> DiffusionModel:
-    """Load a pipeline from a folder or a hub id."""
+    """Load a pipeline from a folder or a hub id, or the embedded one."""
     import importlib
 
     check_model_path(path)
+    path = embedded(path, PIPELINE)
     index = Path(path) / "model_index.json"
     if not index.exists():
         from huggingface_hub import hf_hub_download

@@ -26,6 +26,9 @@ class SD3Conditioning(Conditioning):
     """[B, D']"""
 
 
+DIFFUSERS_TEXT_LENGTH = 256
+
+
 class SD3Model(DiffusionModel):
     lora_targets: ClassVar[list[str]] = [
         "attn.to_q",
@@ -42,7 +45,8 @@ class SD3Model(DiffusionModel):
         self.pipeline = StableDiffusion3Pipeline.from_pretrained(path, dtype=torch.float32).to(device)
         self.pipeline.set_progress_bar_config(disable=True)
         self.device = device
-        self._encode_options = {} if text_length is None else {"max_sequence_length": text_length}
+        # diffusers pads prompts to 256 T5 tokens, also for a T5 that was built for fewer.
+        self._text_length = text_length or min(DIFFUSERS_TEXT_LENGTH, self.pipeline.tokenizer_3.model_max_length)
         self.transformer = self.pipeline.transformer
         for part in (self.transformer, self.pipeline.vae, *self._text_encoders()):
             part.requires_grad_(False).eval()
@@ -55,7 +59,7 @@ class SD3Model(DiffusionModel):
             prompt_3=None,
             do_classifier_free_guidance=False,
             device=self.device,
-            **self._encode_options,
+            max_sequence_length=self._text_length,
         )
         return SD3Conditioning(embeds, pooled)
 

@@ -16,6 +16,13 @@ from marble_rl.errors import InputError
 from marble_rl.rewards.base import METADATA, FunctionReward, Reward
 
 BUILT_IN = {
+    "clipscore": "marble_rl.rewards.clip:ClipScore",
+    "pickscore": "marble_rl.rewards.clip:PickScore",
+    "hpsv2": "marble_rl.rewards.clip:Hpsv2",
+    "aesthetic": "marble_rl.rewards.clip:Aesthetic",
+    "ocr": "marble_rl.rewards.ocr:Ocr",
+    "tesseract": "marble_rl.rewards.tesseract:Tesseract",
+    "geneval": "marble_rl.rewards.geneval:GenEval",
     "jpeg_compressibility": "marble_rl.rewards.jpeg_compressibility:JpegCompressibility",
     "brightness": "marble_rl.rewards.brightness:Brightness",
     "colour": "marble_rl.rewards.colour:Colour",

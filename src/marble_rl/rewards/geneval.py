@@ -1,0 +1,129 @@
+"""GenEval: whether a picture shows what its prompt asks for, object by object.
+
+A detector says what is in the picture; the rules compare that with the prompt's metadata, in GenEval's form:
+
+    {"tag": "position", "include": [{"class": "block", "count": 1},
+                                    {"class": "star", "count": 1, "color": "red", "position": ["left of", 0]}],
+     "exclude": [{"class": "marble", "count": 1}]}
+
+`include` wants at least `count` objects of a class, of a colour, beside the objects of the entry with that number.
+`exclude` forbids `count` or more.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+
+from marble_rl.errors import InputError
+from marble_rl.rewards.base import Images, RewardBase, RewardBatch
+from marble_rl.types import Prompt
+
+CLOSE = 0.1
+"""Centres nearer than this share of the two objects' sizes are on the same line."""
+SIDEWAYS = 0.5
+"""An object is left of another if at least this share of the (unit) offset points there."""
+DETECTORS = {"mini": "marble_rl.mini.detector:MiniDetector"}
+SCORES = ("strict", "partial")
+
+
+@dataclass(frozen=True)
+class Detection:
+    """One object in a picture."""
+
+    name: str
+    colour: str
+    box: tuple[float, float, float, float]
+    """left, top, right, bottom"""
+    confidence: float
+
+
+class Detector(Protocol):
+    """Finds objects. Construct without arguments; weights are read in `load`."""
+
+    def load(self, device: torch.device) -> None: ...
+
+    def detect(self, images: Images) -> list[list[Detection]]:
+        """Objects of each picture, in any order."""
+
+
+class GenEval(RewardBase):
+    """Whether the objects, counts, colours and positions that the prompt asks for are all in the picture: 0 or 1.
+
+    ``score: partial`` gives the share of requirements met before the first that is not. ``detector`` is `mini` or an
+    import path.
+    """
+
+    def __init__(self, detector: str = "mini", score: str = "strict") -> None:
+        path = DETECTORS.get(detector, detector)
+        if ":" not in path:
+            raise InputError(
+                f"detector: unknown {detector!r}; use {', '.join(DETECTORS)} or an import path `package.module:Class`"
+            )
+        if score not in SCORES:
+            raise InputError(f"score: unknown {score!r}; use one of {', '.join(SCORES)}")
+        module, _, name = path.partition(":")
+        self.detector = cast(Detector, getattr(importlib.import_module(module), name)())
+        self.strict = score == "strict"
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        return bool(prompt.metadata.get("include"))
+
+    def load(self, device: torch.device) -> None:
+        self.detector.load(device)
+
+    def score(self, batch: RewardBatch) -> Sequence[float]:
+        found = self.detector.detect(batch.images)
+        shares = [share_met(objects, prompt.metadata) for objects, prompt in zip(found, batch.prompts, strict=True)]
+        return [float(share == 1) for share in shares] if self.strict else shares
+
+
+def share_met(objects: Sequence[Detection], metadata: Mapping[str, Any]) -> float:
+    """Share of the requirements met, counted up to the first that is not: nothing after a failure earns credit."""
+    checks = 0
+    passed = 0
+    failed = False
+    matched: list[list[Detection]] = []
+    for wanted in metadata["include"]:
+        chosen = _of_class(objects, wanted["class"])[: wanted["count"]]
+        results = [len(chosen) >= wanted["count"]]
+        if "color" in wanted:
+            results.append(results[0] and all(o.colour == wanted["color"] for o in chosen))
+        if "position" in wanted:
+            relation, other = wanted["position"]
+            pairs = [(o, target) for o in chosen for target in matched[other]]
+            results.append(bool(pairs) and all(relation in relations(o, target) for o, target in pairs))
+        matched.append(chosen if all(results) else [])
+        for result in results:
+            checks += 1
+            failed = failed or not result
+            passed += not failed
+    for banned in metadata.get("exclude", ()):
+        checks += 1
+        failed = failed or len(_of_class(objects, banned["class"])) >= banned["count"]
+        passed += not failed
+    return passed / checks
+
+
+def _of_class(objects: Sequence[Detection], name: str) -> list[Detection]:
+    """Most certain first."""
+    return sorted((o for o in objects if o.name == name), key=lambda o: -o.confidence)
+
+
+def relations(first: Detection, second: Detection) -> set[str]:
+    """Where the first object lies, seen from the second: up to two of left of, right of, above, below."""
+    offset = []
+    for low, high in ((0, 2), (1, 3)):
+        distance = (first.box[low] + first.box[high] - second.box[low] - second.box[high]) / 2
+        sizes = first.box[high] - first.box[low] + second.box[high] - second.box[low]
+        offset.append(max(abs(distance) - CLOSE * sizes, 0.0) * (1 if distance > 0 else -1))
+    length = (offset[0] ** 2 + offset[1] ** 2) ** 0.5
+    if length == 0:
+        return set()
+    across, down = offset[0] / length, offset[1] / length
+    named = {"left of": -across, "right of": across, "above": -down, "below": down}
+    return {relation for relation, share in named.items() if share > SIDEWAYS}
