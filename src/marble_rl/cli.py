@@ -53,6 +53,10 @@ def train(
     folder = out or Path("runs") / config.stem
     run = load_config(config, overrides or [])
     _quiet_libraries()
+    from rich.console import Console
+
+    from marble_rl.runfolder import RunFolder
+    from marble_rl.summary import print_summary
     from marble_rl.trainer import Trainer
 
     result = Trainer(run, folder, resume=resume).train()
@@ -66,6 +70,7 @@ def train(
             }
         )
     else:
+        print_summary(Console(), RunFolder(result.out).metrics, run.trained_rewards)
         typer.echo(
             f"\nDone: {result.steps} steps. LoRA for plain diffusers: {result.lora}\n\n"
             f"  marble sample {result.out} --prompt 'a prompt'\n"

@@ -37,16 +37,24 @@ class Evaluation:
         found = {name: self.table.mean(name) for name in self.table.names}
         return {name: mean for name, mean in found.items() if mean is not None}
 
+    def per_prompt(self, reward: str) -> Tensor:
+        """[n]: mean over its images for each prompt that the reward applies to."""
+        column = self.table.names.index(reward)
+        values = self.table.values[:, column].view(-1, self.images_per_prompt)
+        return values[self.table.applicable[:: self.images_per_prompt, column]].mean(1)
+
+    def scores(self, row: int) -> dict[str, float]:
+        """What each reward that applies to it gave an image."""
+        pairs = enumerate(self.table.names)
+        return {name: float(self.table.values[row, k]) for k, name in pairs if self.table.applicable[row, k]}
+
     def to_json(self) -> dict[str, Any]:
         """Means, and every image's scores (null where a reward does not apply)."""
         rows = []
         for i, prompt in enumerate(self.prompts):
             for j in range(self.images_per_prompt):
                 row = i * self.images_per_prompt + j
-                scores = {
-                    name: float(self.table.values[row, k]) if self.table.applicable[row, k] else None
-                    for k, name in enumerate(self.table.names)
-                }
+                scores = dict.fromkeys(self.table.names) | self.scores(row)
                 rows.append(
                     {
                         "prompt": prompt.text,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from marble_rl.bootstrap import Difference, paired_difference
 from marble_rl.config import RunConfig
 from marble_rl.errors import InputError
 from marble_rl.evaluate import Evaluation, evaluate, evaluated_prompts
-from marble_rl.images import image_grid, save_image
+from marble_rl.images import Card, Picture, comparison, save_image
 from marble_rl.inference import open_target
 from marble_rl.inputs import check_inputs
 from marble_rl.models.base import PromptCache
 from marble_rl.prompts import read_prompt_file
 from marble_rl.storage import storage_errors, write_json
 
-GRID_PROMPTS = 12
+GRID_PROMPTS = 6
+"""Of each prompt source, evenly spaced."""
 
 
 @dataclass(frozen=True)
@@ -33,27 +35,44 @@ class EvaluationReport:
     held_out: frozenset[str]
     out: Path
 
+    @property
+    def differences(self) -> dict[str, Difference]:
+        """For each reward, the last weights against the first; empty where there is only one."""
+        first, *_, last = [*self.results.values(), *self.results.values()]
+        if first is last:
+            return {}
+        return {name: paired_difference(first.per_prompt(name), last.per_prompt(name)) for name in first.means}
+
     def to_json(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "held_out_rewards": sorted(self.held_out),
+            "differences": {name: asdict(difference) for name, difference in self.differences.items()},
             "weights": {name: result.to_json() for name, result in self.results.items()},
         }
 
     def print(self) -> None:
         first, *others = self.results.values()
+        differences = self.differences
         table = Table(title=f"{len(first.prompts)} prompts x {first.images_per_prompt} images")
         table.add_column("reward")
         for name in self.results:
             table.add_column(name, justify="right")
         if others:
             table.add_column("difference", justify="right")
+            table.add_column("95 % interval", justify="right")
+            table.add_column("")
         for reward, mean in first.means.items():
-            means = [mean, *(other.means[reward] for other in others)]
-            cells = [f"{m:.4f}" for m in means] + ([f"{means[-1] - mean:+.4f}"] if others else [])
+            cells = [f"{m:.4f}" for m in (mean, *(other.means[reward] for other in others))]
+            if others:
+                found = differences[reward]
+                verdict = "" if not found.significant else "[green]up" if found.mean > 0 else "[red]down"
+                cells += [f"{found.mean:+.4f}", f"{found.low:+.4f} .. {found.high:+.4f}", verdict]
             table.add_row(reward + (" (held out)" if reward in self.held_out else ""), *cells)
         console = Console()
         console.print(table)
+        if others:
+            console.print("intervals: bootstrap over prompts; up and down where zero lies outside", style="dim")
         console.print(f"scores and pictures: {self.out}", markup=False, soft_wrap=True)
 
 
@@ -104,20 +123,22 @@ def evaluate_target(
 
 
 def _side_by_side(results: dict[str, Evaluation]) -> Any:
-    """Row per prompt, its first image under each weights."""
-    import torch
-
+    """A card per prompt, with its first image under each weights and their scores; a column per prompt source."""
     first = next(iter(results.values()))
-    stride = max(1, len(first.prompts) // GRID_PROMPTS)
-    chosen = range(0, len(first.prompts), stride)[:GRID_PROMPTS]
-    label = " | ".join(results)
-    return image_grid(
-        [
-            (
-                f"{first.prompts[i].text}  [{label}]",
-                torch.stack([result.images[i * result.images_per_prompt] for result in results.values()]),
-            )
-            for i in chosen
-        ],
-        tile=128,
+    sources: dict[str, list[int]] = {}
+    for i, prompt in enumerate(first.prompts):
+        sources.setdefault(prompt.source, []).append(i)
+    columns = []
+    for rows in sources.values():
+        stride = max(1, len(rows) // GRID_PROMPTS)
+        columns.append([_card(results, i) for i in rows[::stride][:GRID_PROMPTS]])
+    return comparison(columns)
+
+
+def _card(results: dict[str, Evaluation], prompt: int) -> Card:
+    first = next(iter(results.values()))
+    rows = {name: prompt * result.images_per_prompt for name, result in results.items()}
+    pictures = tuple(
+        Picture(name, result.images[rows[name]], result.scores(rows[name])) for name, result in results.items()
     )
+    return Card(first.prompts[prompt].text, pictures)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -14,6 +15,8 @@ from marble_rl.storage import storage_errors, write_bytes
 MIN_TILE = 96
 MARGIN = 6
 CAPTION = 12
+SMALL = 10
+LINE = 14
 
 
 def image_grid(rows: Sequence[tuple[str, Tensor]], tile: int = MIN_TILE) -> Image.Image:
@@ -28,13 +31,61 @@ def image_grid(rows: Sequence[tuple[str, Tensor]], tile: int = MIN_TILE) -> Imag
         top = MARGIN + r * row_height
         draw.text((MARGIN, top), _fit(caption, grid.width - 2 * MARGIN, draw, font), fill="black", font=font)
         for c, pixels in enumerate(images):
-            picture = Image.fromarray(pixels.numpy())
-            scale = size / max(picture.size)
-            picture = picture.resize(
-                (round(picture.width * scale), round(picture.height * scale)), Image.Resampling.NEAREST
-            )
-            grid.paste(picture, (MARGIN + c * (size + MARGIN), top + CAPTION + MARGIN))
+            grid.paste(_enlarged(pixels, size), (MARGIN + c * (size + MARGIN), top + CAPTION + MARGIN))
     return grid
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image with its scores."""
+
+    label: str
+    pixels: Tensor
+    """[H, W, 3] uint8"""
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Card:
+    """Pictures of one prompt side by side: the first is what the others are compared with."""
+
+    prompt: str
+    pictures: tuple[Picture, ...]
+
+
+def comparison(columns: Sequence[Sequence[Card]], tile: int = 128) -> Image.Image:
+    """Cards in columns. Under each picture its scores: green where better than the first picture's, red where worse."""
+    cards = [card for column in columns for card in column]
+    lines = max(len(picture.scores) for card in cards for picture in card.pictures)
+    width = max(len(card.pictures) for card in cards) * (tile + MARGIN) + 3 * MARGIN
+    height = 2 * LINE + tile + lines * LINE + 4 * MARGIN
+    sheet = Image.new("RGB", (width * len(columns), height * max(len(column) for column in columns)), "white")
+    for x, column in enumerate(columns):
+        for y, card in enumerate(column):
+            _draw_card(sheet, card, (x * width + 2 * MARGIN, y * height + MARGIN), width - 4 * MARGIN, tile)
+    return sheet
+
+
+def _draw_card(sheet: Image.Image, card: Card, corner: tuple[int, int], width: int, tile: int) -> None:
+    draw = ImageDraw.Draw(sheet)
+    font, small = ImageFont.load_default(CAPTION), ImageFont.load_default(SMALL)
+    left, top = corner
+    draw.text(corner, _fit(card.prompt, width, draw, font), fill="black", font=font)
+    for i, picture in enumerate(card.pictures):
+        x, y = left + i * (tile + MARGIN), top + LINE + 2
+        draw.text((x, y), picture.label, fill="dimgray", font=small)
+        sheet.paste(_enlarged(picture.pixels, tile), (x, y + LINE))
+        for line, (name, score) in enumerate(picture.scores.items()):
+            before = card.pictures[0].scores[name]
+            colour = "dimgray" if abs(score - before) < 0.005 else "green" if score > before else "firebrick"
+            position = (x, y + LINE + tile + MARGIN // 2 + line * LINE)
+            draw.text(position, f"{name} {score:.2f}", fill=colour, font=small)
+
+
+def _enlarged(pixels: Tensor, size: int) -> Image.Image:
+    picture = Image.fromarray(pixels.numpy())
+    scale = size / max(picture.size)
+    return picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.BICUBIC)
 
 
 def save_image(image: Image.Image, path: Path) -> None:

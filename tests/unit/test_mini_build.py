@@ -12,7 +12,7 @@ from diffusers import StableDiffusion3Pipeline
 from rich.console import Console
 from safetensors.torch import load_file
 
-from marble_rl.mini.autoencoder import encode, train_autoencoder
+from marble_rl.mini.autoencoder import LATENT_CHANNELS, encode, train_autoencoder
 from marble_rl.mini.base import TEXT_LENGTH, Base, train_base
 from marble_rl.mini.build import Recipe, build
 from marble_rl.mini.corpus import make_corpus
@@ -20,12 +20,25 @@ from marble_rl.mini.scenes import SOURCES
 from marble_rl.mini.tokenizers import clip_tokenizer, t5_tokenizer, words
 from marble_rl.models.sd3 import SD3Model
 
-RECIPE = Recipe(pictures=24, autoencoder_steps=2, autoencoder_batch=4, base_steps=2, base_batch=4)
+RECIPE = Recipe(
+    autoencoder_pictures=12,
+    autoencoder_steps=2,
+    autoencoder_batch=4,
+    base_pictures=12,
+    base_steps=2,
+    base_batch=4,
+    lessons=8,
+    samples=4,
+    caption_match_steps=2,
+    preference_steps=2,
+    scorer_batch=4,
+)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mini") / "pipeline"
+    """Folder with the pipeline and all reward models."""
+    folder = tmp_path_factory.mktemp("mini")
     build(folder, RECIPE, Console(file=io.StringIO()))
     return folder
 
@@ -59,16 +72,23 @@ def test_corpus_is_seeded_and_spoilt_as_asked() -> None:
 
 
 def test_building_again_gives_the_same_weights(built: Path, tmp_path: Path) -> None:
-    build(tmp_path / "again", RECIPE, Console(file=io.StringIO()))
-    for part in ("transformer", "vae"):
-        (file,) = (built / part).glob("*.safetensors")
-        one, two = load_file(file), load_file(tmp_path / "again" / part / file.name)
+    build(tmp_path, RECIPE, Console(file=io.StringIO()))
+    files = sorted(file.relative_to(built) for file in built.rglob("*.safetensors"))
+    assert len(files) == 10  # transformer, VAE, three text encoders; four reward models, of which one has a head
+    for file in files:
+        one, two = load_file(built / file), load_file(tmp_path / file)
         assert one.keys() == two.keys()
         assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_parts_that_exist_are_kept(built: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in built.rglob("*.safetensors")}
+    build(built, RECIPE, Console(file=io.StringIO()))
+    assert {file: file.stat().st_mtime_ns for file in built.rglob("*.safetensors")} == before
+
+
 def test_plain_diffusers_opens_it_and_samples(built: Path) -> None:
-    pipeline = StableDiffusion3Pipeline.from_pretrained(built)
+    pipeline = StableDiffusion3Pipeline.from_pretrained(built / "pipeline")
     pipeline.set_progress_bar_config(disable=True)
     images = pipeline("a red marble", num_inference_steps=2, guidance_scale=1.0, output_type="np").images
     assert images.shape == (1, 64, 64, 3)
@@ -76,7 +96,7 @@ def test_plain_diffusers_opens_it_and_samples(built: Path) -> None:
 
 def test_training_and_pipeline_condition_alike(built: Path) -> None:
     """The velocity that was trained is the one that the pipeline's own text path gives."""
-    model = SD3Model(str(built), torch.device("cpu"), TEXT_LENGTH)
+    model = SD3Model(str(built / "pipeline"), torch.device("cpu"))
     base = Base(seed=0)
     base.transformer.load_state_dict(model.transformer.state_dict())
     encoders = (model.pipeline.text_encoder, model.pipeline.text_encoder_2)
@@ -85,7 +105,10 @@ def test_training_and_pipeline_condition_alike(built: Path) -> None:
     base.t5.model.load_state_dict(model.pipeline.text_encoder_3.state_dict())
     base.eval()
     captions = ['a blue sign that says "K7"', "two red stars in the snow, at night"]
-    x, sigma = torch.randn(2, 4, 16, 16, generator=torch.Generator().manual_seed(0)), torch.tensor([0.2, 0.9])
+    x, sigma = (
+        torch.randn(2, LATENT_CHANNELS, 16, 16, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([0.2, 0.9]),
+    )
     with torch.no_grad():
         ours = base.velocity(x, sigma, base.tokens(captions))
         theirs = model.velocity(x, sigma, model.encode(captions))
@@ -98,13 +121,13 @@ def test_the_autoencoder_learns() -> None:
     vae = train_autoencoder(images, steps=12, batch=4, seed=0, on_step=lambda step, loss: losses.append(loss))
     assert losses[-1] < 0.8 * losses[0]
     latents = encode(vae, images)
-    assert latents.shape == (12, 4, 16, 16)
+    assert latents.shape == (12, LATENT_CHANNELS, 16, 16)
     assert float(latents.mean()) == pytest.approx(0.0, abs=0.05)
     assert float(latents.std()) == pytest.approx(1.0, abs=0.05)
 
 
 def test_the_base_learns() -> None:
-    latents = torch.randn(8, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+    latents = torch.randn(8, LATENT_CHANNELS, 16, 16, generator=torch.Generator().manual_seed(0))
     losses: list[float] = []
     captions = make_corpus(8, 0).captions
     train_base(latents, captions, steps=12, batch=8, seed=0, on_step=lambda step, loss: losses.append(loss))

@@ -46,8 +46,9 @@ def test_compositions_cover_every_task_and_show_what_they_ask_for() -> None:
             matching = [i for i in scene.items if i.shape == w["class"] and w.get("color", i.colour) == i.colour]
             assert len(matching) == w["count"]
         if scene.metadata["tag"] == "position":
-            relation, other = wanted[0]["position"]
-            first, second = scene.items[0], scene.items[other]
+            relation, other = wanted[1]["position"]
+            first, second = scene.items
+            assert (wanted[other]["class"], wanted[1]["class"]) == (second.shape, first.shape)
             assert {
                 "left of": first.x < second.x,
                 "right of": first.x > second.x,

@@ -228,7 +228,7 @@ class AestheticScorer(nn.Module):
         self.scorer = Scorer(copy.deepcopy(clip))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.layers = nn.Sequential(nn.Linear(TEXT_WIDTH, 16), nn.Dropout(0.1), nn.Linear(16, 1))
+            self.layers = nn.Sequential(nn.Linear(TEXT_WIDTH, 16), nn.Linear(16, 1))
 
     def forward(self, pictures: Pictures) -> Tensor:
         """[B]"""
