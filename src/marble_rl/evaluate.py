@@ -76,7 +76,6 @@ def evaluate(
     model: DiffusionModel,
     prompt_cache: PromptCache,
     scorer: Scorer,
-    rewards: Sequence[str],
     prompts: PromptSet,
     config: EvaluationConfig,
     size: RolloutConfig,
@@ -97,7 +96,7 @@ def evaluate(
         images.append(pixels[: len(batch)])
         on_images(len(batch))
     pictures = torch.cat(images)
-    table = scorer.score(rewards, pictures, [prompt for prompt, _ in work], config.batch_size)
+    table = scorer.score(scorer.names, pictures, [prompt for prompt, _ in work], config.batch_size)
     return Evaluation(chosen, config.images_per_prompt, table, pictures)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -54,7 +55,7 @@ class EvaluationReport:
     def print(self) -> None:
         first, *others = self.results.values()
         differences = self.differences
-        table = Table(title=f"{len(first.prompts)} prompts x {first.images_per_prompt} images")
+        table = Table(title=f"{len(first.prompts)} prompts x {first.images_per_prompt} images", box=SIMPLE_HEAD)
         table.add_column("reward")
         for name in self.results:
             table.add_column(name, justify="right")
@@ -68,9 +69,11 @@ class EvaluationReport:
                 found = differences[reward]
                 verdict = "" if not found.significant else "[green]up" if found.mean > 0 else "[red]down"
                 cells += [f"{found.mean:+.4f}", f"{found.low:+.4f} .. {found.high:+.4f}", verdict]
-            table.add_row(reward + (" (held out)" if reward in self.held_out else ""), *cells)
+            table.add_row(reward + ("*" if reward in self.held_out else ""), *cells)
         console = Console()
         console.print(table)
+        if self.held_out:
+            console.print("* held out: never trained on", style="dim")
         if others:
             console.print("intervals: bootstrap over prompts; up and down where zero lies outside", style="dim")
         console.print(f"scores and pictures: {self.out}", markup=False, soft_wrap=True)
@@ -95,9 +98,9 @@ def evaluate_target(
         raise InputError(f"--out: cannot write to {out}: {error.strerror}; give another folder") from error
     prompts = inputs.heldout if prompts_file is None else read_prompt_file(prompts_file)
     opened = open_target(target, model_path=model_path, step=step, device=device)
-    inputs.scorer.load(opened.model.device)
+    for remark in inputs.scorer.load(opened.model.device):
+        Console(stderr=True).print(remark, markup=False, soft_wrap=True)
     cache = PromptCache(opened.model)
-    names = [reward.name for reward in settings.rewards]
     total = len(evaluated_prompts(prompts, settings.evaluation)) * settings.evaluation.images_per_prompt
     results = {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -108,7 +111,6 @@ def evaluate_target(
                     opened.model,
                     cache,
                     inputs.scorer,
-                    names,
                     prompts,
                     settings.evaluation,
                     settings.rollout,

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -23,8 +24,12 @@ def print_summary(console: Console, metrics_file: Path, rewards: Sequence[str]) 
     if not refreshes:
         return
     parts = _parts(refreshes)
+    console.print("\n[bold]Held-out harmony[/bold]: cosines of the update with each reward's gradient on prompts")
+    console.print("that it was not made from. Conflict: how often it points against a reward.")
     console.print(_harmony(parts))
     if any(f"signal/{name}" in line for line in refreshes for name in rewards):
+        console.print("[bold]Signal[/bold]: how far two halves of a batch agree on a reward's gradient;")
+        console.print("around 0 it is all noise at this batch size, 1 means no noise.")
         console.print(_signal(parts, rewards))
 
 
@@ -36,16 +41,12 @@ def _parts(refreshes: list[Metrics]) -> list[list[Metrics]]:
 
 
 def _harmony(parts: list[list[Metrics]]) -> Table:
-    table = Table(
-        title="Held-out harmony",
-        caption="Cosines of the update with each reward's gradient on prompts that it was not made from.\n"
-        "Conflict: how often it points against a reward.",
-    )
+    table = Table(box=SIMPLE_HEAD)
     table.add_column("steps")
     kinds = {"min_cos": "worst cosine", "mean_cos": "mean cosine", "conflict": "conflict"}
     for kind in kinds.values():
         table.add_column(f"{kind}\nmarble", justify="right")
-        table.add_column("\nweighted sum", justify="right", style="dim")
+        table.add_column("weighted\nsum", justify="right", style="dim")
     everything = [line for part in parts for line in part]
     for label, lines in [*((_steps(part), part) for part in parts), ("all", everything)]:
         table.add_row(label, *(_mean(lines, f"{who}heldout/{kind}") for kind in kinds for who in ("", "ws_")))
@@ -53,11 +54,7 @@ def _harmony(parts: list[list[Metrics]]) -> Table:
 
 
 def _signal(parts: list[list[Metrics]], rewards: Sequence[str]) -> Table:
-    table = Table(
-        title="Signal",
-        caption="How far both halves of a batch agree on a reward's gradient.\n"
-        "0: all noise at this batch size; 1: none.",
-    )
+    table = Table(box=SIMPLE_HEAD)
     table.add_column("steps")
     for name in rewards:
         table.add_column(name, justify="right")

@@ -242,7 +242,7 @@ class Trainer:
     # Around the loop
 
     def _load(self) -> None:
-        """Models, and the state of an earlier session of this run where there is one."""
+        """Models, and the state of an earlier part of this run where there is one."""
         c = self.config
         for remark in self._remarks:
             self._say(remark)
@@ -253,7 +253,9 @@ class Trainer:
         with self.console.status("loading models"):
             self.model = load_model(c.model.path, self._device, c.model.text_length)
             self.policy = LoraPolicy(self.model.transformer, c.lora, self.model.lora_targets, c.trainer.seed)
-            self._inputs.scorer.load(self._device)
+            remarks = self._inputs.scorer.load(self._device)
+        for remark in remarks:
+            self._say(remark)
         self.prompt_cache = PromptCache(self.model)
         self.balancer = build_balancer(c)
         self.signal = SignalTracker(len(self.names))
@@ -292,10 +294,9 @@ class Trainer:
         if every is None or self.step % every:
             return {}
         c = self.config
-        names = [reward.name for reward in c.rewards]
         with self._display.stage("evaluate"), self.policy.acting_as(EMA):
             result = evaluate(
-                self.model, self.prompt_cache, self._inputs.scorer, names, self._inputs.heldout, c.evaluation, c.rollout
+                self.model, self.prompt_cache, self._inputs.scorer, self._inputs.heldout, c.evaluation, c.rollout
             )
         return {f"eval/{name}": mean for name, mean in result.means.items()}
 

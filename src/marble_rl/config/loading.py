@@ -126,6 +126,12 @@ def _check_references(config: RunConfig) -> None:
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"rewards: the name {name!r} is used twice; names must differ")
+    for i, reward in enumerate(config.rewards):
+        if reward.optional and not reward.held_out:
+            raise InputError(
+                f"rewards.{i} ({reward.name}).optional: true, but the reward is trained on; "
+                "only held-out rewards may be left out. Remove it, or set held_out: true"
+            )
     trained = config.trained_rewards
     if not trained:
         raise InputError("rewards: all of them are held_out; at least one must be trained")

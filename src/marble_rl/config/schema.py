@@ -131,6 +131,8 @@ class RewardConfig(Section):
     """Arguments of the reward."""
     held_out: bool = False
     """Scored in evaluations only, never trained on."""
+    optional: bool = False
+    """Only for held-out rewards: go on without it where it cannot be loaded (a package is missing, say)."""
     retries: Annotated[int, Field(ge=0)] = 1
     """Further attempts after a failure; then the run stops with everything saved."""
     timeout: PositiveFloat | None = None

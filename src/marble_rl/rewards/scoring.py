@@ -34,13 +34,24 @@ class Scorer:
         self._configs = {config.name: config for config in configs}
         self._rewards = dict(rewards)
 
-    def load(self, device: torch.device) -> None:
-        """Load every reward's weights."""
-        for name, reward in self._rewards.items():
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All rewards; after `load`, those that could be loaded."""
+        return tuple(self._rewards)
+
+    def load(self, device: torch.device) -> list[str]:
+        """Load every reward's weights. Optional rewards that cannot be loaded are left out, and remarked on."""
+        remarks = []
+        for name, reward in list(self._rewards.items()):
             try:
                 reward.load(device)
             except Exception as error:
-                raise InputError(f"rewards: {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+                message = f"{name!r} cannot be loaded: {type(error).__name__}: {error}"
+                if not self._configs[name].optional:
+                    raise InputError(f"rewards: {message}") from error
+                del self._rewards[name]
+                remarks.append(f"left out: optional reward {message}")
+        return remarks
 
     def score(self, names: Sequence[str], images: Tensor, prompts: Sequence[Prompt], batch_size: int) -> RewardTable:
         """Scores of images [N, H, W, 3] uint8 by the rewards named, ``batch_size`` neighbouring rows at a time."""
