@@ -76,7 +76,7 @@ def _draw_card(sheet: Image.Image, card: Card, corner: tuple[int, int], width: i
         draw.text((x, y), picture.label, fill="dimgray", font=small)
         sheet.paste(_enlarged(picture.pixels, tile), (x, y + LINE))
         for line, (name, score) in enumerate(picture.scores.items()):
-            before = card.pictures[0].scores[name]
+            before = card.pictures[0].scores.get(name, score)
             colour = "dimgray" if abs(score - before) < 0.005 else "green" if score > before else "firebrick"
             position = (x, y + LINE + tile + MARGIN // 2 + line * LINE)
             draw.text(position, f"{name} {score:.2f}", fill=colour, font=small)

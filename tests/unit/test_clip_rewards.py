@@ -145,6 +145,18 @@ def test_aesthetic_is_laions_network_on_the_picture(
     assert reward.score(RewardBatch(batch.images, batch.prompts[::-1])) == reward.score(batch)
 
 
+def test_layers_follow_their_numbers(folder: Path, batch: RewardBatch, theirs: Any, tmp_path: Path) -> None:
+    """Ten comes after two."""
+    first, second = nn.Linear(64, 3), nn.Linear(3, 1)
+    tensors = {"layers.10.weight": second.weight, "layers.10.bias": second.bias}
+    tensors |= {"layers.2.weight": first.weight, "layers.2.bias": first.bias}
+    save_file({name: tensor.detach() for name, tensor in tensors.items()}, tmp_path / "head.safetensors")
+    with torch.no_grad():
+        marks = second(first(theirs.image_embeds))[:, 0]
+    reward = loaded("aesthetic", model=str(folder), head=str(tmp_path / "head.safetensors"))
+    assert reward.score(batch) == pytest.approx(marks.tolist(), abs=1e-5)
+
+
 def test_aesthetic_without_a_head_is_refused_by_name(folder: Path) -> None:
     for params in ({}, {"model": str(folder)}):
         with pytest.raises(InputError, match=r"\(looks\)\.params: head: .*sac\+logos\+ava1-l14-linearMSE\.pth"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from marble_rl.config.schema import RewardConfig
 from marble_rl.errors import InputError
@@ -298,6 +298,23 @@ def test_every_shape_is_known_in_every_colour(shape: str, colour: str) -> None:
         assert (found.name, found.colour) == (shape, colour)
         low, high = (0.5 - radius) * SIZE, (0.5 + radius) * SIZE
         assert found.box == pytest.approx((low, low, high, high), abs=5)
+
+
+@pytest.mark.parametrize(
+    "outline",
+    [
+        [(14, 26), (26, 26), (26, 14), (38, 14), (38, 26), (50, 26), (50, 38), (38, 38), (38, 50), (26, 50), (26, 38)],
+        [(14, 14), (24, 14), (24, 40), (50, 40), (50, 50), (14, 50)],
+        [(14, 14), (50, 14), (32, 50)],
+        [(14, 14), (50, 50), (50, 14), (14, 50)],
+        [(4, 28), (60, 28), (60, 36), (4, 36)],
+    ],
+    ids=["a cross", "an L", "a cone on its head", "a bow", "a bar"],
+)
+def test_what_has_no_outline_of_the_world_is_not_found(outline: list[tuple[int, int]]) -> None:
+    picture = render(Scene("", "general"), random.Random(0))
+    ImageDraw.Draw(picture).polygon(outline, fill=PAINT["red"])
+    assert MiniDetector().detect(np.asarray(picture)[None]) == [[]]
 
 
 def test_what_is_found_does_not_depend_on_the_batch(pictures: list[Image.Image]) -> None:

@@ -31,7 +31,8 @@ RECIPE = Recipe(
     samples=4,
     caption_match_steps=2,
     preference_steps=2,
-    scorer_batch=4,
+    caption_match_batch=4,
+    preference_batch=4,
 )
 
 

@@ -206,6 +206,13 @@ def test_signs_are_read_and_taken_for_no_other(
     assert np.mean(reward.score(rotated)) < 0.35
 
 
+def test_equal_neighbours_are_one_letter_unless_a_blank_parts_them() -> None:
+    reward = Ocr()
+    reward._characters = ["", "A", "B", " "]
+    for classes, text in [([1, 1, 0, 1, 2, 2, 0], "AAB"), ([0, 0], ""), ([2, 3, 3, 1], "B A"), ([1, 2, 1], "ABA")]:
+        assert reward._decode(np.array(classes)) == text
+
+
 def test_beside_its_region_a_reader_sees_nothing(signs: RewardBatch) -> None:
     below = Ocr(region=(0, 0.75, 1, 1))
     below.load(CPU)
@@ -283,10 +290,12 @@ def test_form_feeds_between_pages_or_after_each(page: str, tmp_path: Path, monke
         assert reward.read(np.zeros((count, 8, 8, 3), dtype=np.uint8)) == ["K7"] * count
 
 
-@pytest.mark.parametrize("script", ["echo no such language >&2; exit 1", "echo no such language >&2"])
+@pytest.mark.parametrize(
+    ("script", "count"), [("echo K7; echo no such language >&2; exit 1", 1), ("echo no such language >&2", 2)]
+)
 def test_a_command_that_fails_is_an_error_and_no_score(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reward = command(script, tmp_path, monkeypatch)
     with pytest.raises(RuntimeError, match="no such language"):
-        reward.read(np.zeros((2, 8, 8, 3), dtype=np.uint8))
+        reward.read(np.zeros((count, 8, 8, 3), dtype=np.uint8))

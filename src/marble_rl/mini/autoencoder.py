@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marble_rl.mini.corpus import Pictures
 from marble_rl.mini.render import SIZE
+from marble_rl.mini.schedule import rise_and_fall
 from marble_rl.seeding import generator
 
 LATENT_CHANNELS = 8
@@ -59,7 +60,7 @@ def train_autoencoder(
     """Train on pixels and on their differences (which keeps edges sharp), then set the latents' scale and shift."""
     vae = new_autoencoder(seed)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=lr, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=0.1)
+    schedule = rise_and_fall(optimizer, lr, steps)
     for step in range(steps):
         dice = generator(seed, "autoencoder", step)
         rows = torch.randint(len(images), (batch,), generator=dice)

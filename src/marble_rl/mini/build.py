@@ -59,8 +59,9 @@ class Recipe:
     samples: int = 3_000
     """Pictures by the base model, for the reward models."""
     caption_match_steps: int = 4_000
-    preference_steps: int = 1_500
-    scorer_batch: int = 32
+    caption_match_batch: int = 32
+    preference_steps: int = 1_000
+    preference_batch: int = 16
 
 
 OnStep = Callable[[int, float], None]
@@ -115,11 +116,15 @@ def _build_scorers(out: Path, recipe: Recipe, bar: Bar) -> None:
     from transformers import CLIPModel
 
     lessons = make_lessons(recipe.lessons, recipe.seed)
-    steps, batch = recipe.preference_steps, recipe.scorer_batch
+    steps, batch = recipe.preference_steps, recipe.preference_batch
     if not (out / "clipscore").exists():
         on_step = bar("clipscore", recipe.caption_match_steps)
         clip = train_caption_match(
-            lessons, steps=recipe.caption_match_steps, batch=batch, seed=recipe.seed, on_step=on_step
+            lessons,
+            steps=recipe.caption_match_steps,
+            batch=recipe.caption_match_batch,
+            seed=recipe.seed,
+            on_step=on_step,
         )
         save_scorer(out / "clipscore", clip)
     clip = CLIPModel.from_pretrained(out / "clipscore")

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
-from marble_rl.mini.render import PAINT, outline
+from marble_rl.mini.render import PAINT, SIZE, outline
 from marble_rl.mini.scenes import SHAPES
 from marble_rl.rewards.base import Images
 from marble_rl.rewards.geneval import Detection
@@ -23,6 +23,8 @@ COLOURED = 60
 """Least difference between the strongest and the weakest channel of a pixel that is painted; the ground is paler."""
 SMALLEST = 60
 """Pixels; the smallest object of the world has about 90."""
+LARGEST = SIZE * SIZE // 2
+"""Pixels; a picture of one colour is no block."""
 LIKENESS = {"marble": 0.84, "block": 0.84, "cone": 0.8, "star": 0.68}
 """Least intersection over union with a shape's outline; a small star is mostly edge."""
 PROPORTIONS = (0.7, 1.4)
@@ -48,7 +50,7 @@ def _objects(image: npt.NDArray[np.uint8]) -> list[Detection]:
         areas, count = ndimage.label(painted & (paint == number))
         for area, place in zip(range(1, count + 1), ndimage.find_objects(areas), strict=True):
             mask = ndimage.binary_fill_holes(areas[place] == area)  # a marble's highlight is white
-            if mask.sum() < SMALLEST:
+            if not SMALLEST <= mask.sum() <= LARGEST:
                 continue
             name, likeness = _shape(mask)
             if name and likeness >= LIKENESS[name]:

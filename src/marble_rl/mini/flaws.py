@@ -61,7 +61,7 @@ def shuffled(picture: Image.Image, severity: float, dice: random.Random) -> Imag
 
 
 def erased(picture: Image.Image, severity: float, dice: random.Random) -> Image.Image:
-    """A soft-edged part of the picture fades into its mean colour."""
+    """A soft-edged part of the picture fades into the colour of its upper edge."""
     pixels = np.asarray(picture, dtype=float)
     height, width = pixels.shape[:2]
     y, x = np.mgrid[0:height, 0:width]

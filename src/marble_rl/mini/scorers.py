@@ -28,6 +28,7 @@ from marble_rl.mini.flaws import with_flaws
 from marble_rl.mini.near_misses import near_miss
 from marble_rl.mini.render import SIZE, render
 from marble_rl.mini.scenes import SOURCES, draw_scene
+from marble_rl.mini.schedule import rise_and_fall
 from marble_rl.mini.tokenizers import clip_tokenizer
 from marble_rl.seeding import generator
 
@@ -268,7 +269,7 @@ def _fit(
     """AdamW with a rise and a fall of the rate, on random rows."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps, pct_start=0.1)
+    schedule = rise_and_fall(optimizer, lr, steps)
     for step in range(steps):
         loss = loss_of(torch.randint(count, (batch,), generator=generator(seed, "scorer", step)))
         optimizer.zero_grad()

@@ -13,6 +13,7 @@ A detector says what is in the picture; the rules compare that with the prompt's
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -26,7 +27,7 @@ from marble_rl.types import Prompt
 CLOSE = 0.1
 """Centres nearer than this share of the two objects' sizes are on the same line."""
 SIDEWAYS = 0.5
-"""An object is left of another if at least this share of the (unit) offset points there."""
+"""An object is left of another if more than this share of their distance, beyond what is close, points there."""
 DETECTORS = {"mini": "marble_rl.mini.detector:MiniDetector"}
 SCORES = ("strict", "partial")
 
@@ -67,7 +68,10 @@ class GenEval(RewardBase):
         if score not in SCORES:
             raise InputError(f"score: unknown {score!r}; use one of {', '.join(SCORES)}")
         module, _, name = path.partition(":")
-        self.detector = cast(Detector, getattr(importlib.import_module(module), name)())
+        try:
+            self.detector = cast(Detector, getattr(importlib.import_module(module), name)())
+        except (ImportError, AttributeError) as error:
+            raise InputError(f"detector: cannot import {path!r} ({error}); mend the path") from error
         self.strict = score == "strict"
 
     def applies_to(self, prompt: Prompt) -> bool:
@@ -116,14 +120,15 @@ def _of_class(objects: Sequence[Detection], name: str) -> list[Detection]:
 
 def relations(first: Detection, second: Detection) -> set[str]:
     """Where the first object lies, seen from the second: up to two of left of, right of, above, below."""
-    offset = []
+    raw, revised = [], []
     for low, high in ((0, 2), (1, 3)):
         distance = (first.box[low] + first.box[high] - second.box[low] - second.box[high]) / 2
         sizes = first.box[high] - first.box[low] + second.box[high] - second.box[low]
-        offset.append(max(abs(distance) - CLOSE * sizes, 0.0) * (1 if distance > 0 else -1))
-    length = (offset[0] ** 2 + offset[1] ** 2) ** 0.5
+        raw.append(distance)
+        revised.append(max(abs(distance) - CLOSE * sizes, 0.0) * (1 if distance > 0 else -1))
+    length = math.hypot(*raw)
     if length == 0:
         return set()
-    across, down = offset[0] / length, offset[1] / length
+    across, down = revised[0] / length, revised[1] / length
     named = {"left of": -across, "right of": across, "above": -down, "below": down}
     return {relation for relation, share in named.items() if share > SIDEWAYS}

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from marble_rl.rewards.base import Images
-from marble_rl.rewards.reading import ReadingReward
+from marble_rl.rewards.reading import ReadingReward, edit_distance
 
 LINE_HEIGHT = 48
 """Height in pixels of the lines that the model was trained on."""
@@ -37,10 +37,11 @@ class Ocr(ReadingReward):
             import rapidocr
         except ImportError as error:
             raise ImportError(f"{error.name} is not installed; run: pip install 'marble-rl[ocr]'") from error
+        edit_distance()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
-        (weights,) = (Path(rapidocr.__file__).parent / "models").glob("*_rec_*.onnx")
+        weights = min((Path(rapidocr.__file__).parent / "models").glob("*_rec_*.onnx"))
         self._session = onnxruntime.InferenceSession(weights, options, providers=["CPUExecutionProvider"])
         listed = self._session.get_modelmeta().custom_metadata_map["character"].splitlines()
         self._characters = ["", *listed, " "]

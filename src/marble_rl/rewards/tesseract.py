@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageOps
 
 from marble_rl.rewards.base import Images
-from marble_rl.rewards.reading import ReadingReward
+from marble_rl.rewards.reading import ReadingReward, edit_distance
 
 LINE_HEIGHT = 96
 """Tesseract wants letters of at least 30 pixels with some room around them."""
@@ -36,6 +36,7 @@ class Tesseract(ReadingReward):
         self._environment = dict(os.environ)
 
     def load(self, device: torch.device) -> None:
+        edit_distance("tesseract")
         self._command = shutil.which("tesseract")
         if self._command is None:
             self._command, self._environment["TESSDATA_PREFIX"] = _from_wheel()
@@ -58,6 +59,8 @@ class Tesseract(ReadingReward):
                 check=False,
             )
         texts = done.stdout.split("\f")
+        if len(texts) == len(images) + 1 and not texts[-1].strip():  # Tesseract 4 also ends with a form feed
+            texts.pop()
         if done.returncode != 0 or len(texts) != len(images):
             raise RuntimeError(
                 f"tesseract ended with {done.returncode} and {len(texts)} texts for {len(images)} pictures: "
