@@ -61,6 +61,10 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         text(rewards=[{"name": "x", "type": "brightness", "held_out": True}]),
         ["at least one must be trained"],
     ),
+    "an optional reward that is trained on": (
+        text(rewards=[{"name": "x", "type": "brightness", "optional": True}]),
+        ["rewards.0 (x).optional", "held_out: true"],
+    ),
     "zero prompts": (text(prompts={"train": [{"name": "a", "texts": []}]}), ["prompts.train.0 (a)", "zero prompts"]),
     "zero sources": (text(prompts={"train": []}), ["prompts.train", "zero prompt sources"]),
     "prompt file that is not there": (

@@ -150,6 +150,23 @@ def test_held_out_rewards_are_scored_but_not_trained(tiny_sd3: Path, tmp_path: P
     assert "small" in next(iter(scores(tmp_path / "b", "--out", tmp_path / "e")["ema"].values()))
 
 
+def test_an_optional_reward_that_cannot_be_loaded_is_left_out_with_a_remark(tiny_sd3: Path, tmp_path: Path) -> None:
+    bright = {"name": "bright", "type": "brightness"}
+    missing = {"name": "missing", "type": "rewards_for_tests:NoWeights", "held_out": True}
+    config = write_config(tmp_path / "a.yaml", tiny_sd3, rewards=[bright, {**missing, "optional": True}])
+    trained = train(config, tmp_path / "run", "--set", "trainer.steps=1", "--set", "trainer.eval_every=1")
+    assert "left out: optional reward 'missing'" in trained.out + trained.err
+    assert "eval/bright" in metrics(tmp_path / "run")[0]
+    found = marble("evaluate", tmp_path / "run", "--json")
+    assert found.code == 0
+    assert "left out: optional reward 'missing'" in found.err
+    assert list(json.loads(found.out)["weights"]["ema"]["means"]) == ["bright"]
+    strict = write_config(tmp_path / "b.yaml", tiny_sd3, rewards=[bright, missing])
+    refused = marble("train", strict, "--out", tmp_path / "strict")
+    assert refused.code == 2
+    assert "'missing' cannot be loaded" in refused.err
+
+
 def test_evaluate_a_plain_pipeline_and_a_prompt_file(config_file: Path, tiny_sd3: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("\ufeffa red ball\n\na drum\n")
     found = scores(tiny_sd3, "--config", config_file, "--prompts", tmp_path / "mine.txt", "--out", tmp_path / "e")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from marble_rl.mini.autoencoder import FACTOR, LATENT_CHANNELS
+from marble_rl.mini.muon import Muon
 from marble_rl.mini.render import SIZE
 from marble_rl.mini.tokenizers import clip_tokenizer, t5_tokenizer
 from marble_rl.seeding import generator
@@ -18,8 +19,8 @@ TEXT_LENGTH = 14
 """Tokens each text encoder sees; no caption of the world is longer than 12."""
 WIDTH = 96
 CLIP_WIDTH = WIDTH // 2
-EMA_DECAY = 0.999
-WARM_UP = 200
+EMA_DECAY = 0.99
+WARM_UP = 100
 
 
 @dataclass
@@ -78,7 +79,7 @@ def train_base(
     steps: int,
     batch: int,
     seed: int,
-    lr: float = 1e-3,
+    lr: float = 3e-3,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Base:
     """Flow matching with logit-normal times, as SD3 was trained; the weights returned are their running average."""
@@ -86,8 +87,12 @@ def train_base(
     tokens = base.tokens(captions)
     parameters = [p for p in base.parameters() if p.requires_grad]
     average = [p.detach().clone() for p in parameters]
-    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=1e-2, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
+    matrices, others = _by_kind(base)
+    optimizers = [Muon(matrices, lr=lr), torch.optim.AdamW(others, lr=lr / 2, weight_decay=1e-2, betas=(0.9, 0.98))]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(o, lambda step: min((step + 1) / WARM_UP, 1 - step / steps))
+        for o in optimizers
+    ]
     for step in range(steps):
         dice = generator(seed, "base", step)
         rows = torch.randint(len(latents), (batch,), generator=dice)
@@ -97,11 +102,12 @@ def train_base(
         t = sigma.view(-1, 1, 1, 1)
         v = base.velocity((1 - t) * x0 + t * noise, sigma, tokens[rows])
         loss = ((v - (noise - x0)) ** 2).mean()
-        optimizer.zero_grad()
+        base.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         decay = min(EMA_DECAY, (1 + step) / (10 + step))
         for mean, parameter in zip(average, parameters, strict=True):
             mean.lerp_(parameter.detach(), 1 - decay)
@@ -110,6 +116,16 @@ def train_base(
         for parameter, mean in zip(parameters, average, strict=True):
             parameter.copy_(mean)
     return base.eval()
+
+
+def _by_kind(base: Base) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Matrices between hidden layers, and the rest: embeddings, biases, norms, the way out."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in base.named_parameters():
+        outer = any(word in name for word in ("embed", "shared", "relative", "proj_out"))
+        (others if parameter.ndim != 2 or outer else matrices).append(parameter)
+    return matrices, others
 
 
 def _clip() -> TextEncoder:

@@ -44,15 +44,15 @@ class Recipe:
     """What is trained, on how much, for how long."""
 
     seed: int = 0
-    spoilt: float = 0.35
+    spoilt: float = 0.3
     """Share of blurred, pale or crooked pictures."""
-    miscaptioned: float = 0.1
+    miscaptioned: float = 0.06
     """Share of captions that belong to another picture."""
     autoencoder_pictures: int = 6_000
     autoencoder_steps: int = 4_000
     autoencoder_batch: int = 32
-    base_pictures: int = 24_000
-    base_steps: int = 7_000
+    base_pictures: int = 16_000
+    base_steps: int = 4_500
     base_batch: int = 64
     lessons: int = 9_000
     """Captions with right, wrong and flawed pictures, for the reward models."""

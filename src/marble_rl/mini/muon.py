@@ -1,0 +1,67 @@
+"""Muon for the small models' matrices: momentum, made orthogonal before it is applied.
+
+K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). It learns from about half as many
+steps as AdamW here. torch has one, which works in bfloat16: on CPUs without support for it three times slower than
+this one in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic polynomial whose iteration drives all singular values towards 1."""
+ITERATIONS = 5
+MOMENTUM = 0.95
+WEIGHT_DECAY = 0.01
+
+
+class Muon(torch.optim.Optimizer):
+    """For matrices only. The learning rate is on AdamW's scale: an entry changes by about 0.2 of it in a step."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr = group["lr"]
+            used = [p for p in group["params"] if p.grad is not None]
+            for parameters, update in _same_shapes(used, [self._momentum(p) for p in used]):
+                for parameter, direction in zip(parameters, orthogonal(update), strict=True):
+                    scale = 0.2 * max(parameter.shape) ** 0.5
+                    parameter.mul_(1 - lr * WEIGHT_DECAY).add_(direction, alpha=-lr * scale)
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        """Nesterov's."""
+        state = self.state[parameter]
+        assert parameter.grad is not None
+        momentum: Tensor = state.setdefault("momentum", torch.zeros_like(parameter))
+        momentum.lerp_(parameter.grad, 1 - MOMENTUM)
+        return parameter.grad.lerp(momentum, MOMENTUM)
+
+
+def _same_shapes(parameters: list[Tensor], updates: list[Tensor]) -> Iterable[tuple[list[Tensor], Tensor]]:
+    """Parameters of one shape together, with their updates stacked [n, rows, columns]."""
+    shapes: dict[torch.Size, tuple[list[Tensor], list[Tensor]]] = {}
+    for parameter, update in zip(parameters, updates, strict=True):
+        members, stacked = shapes.setdefault(parameter.shape, ([], []))
+        members.append(parameter)
+        stacked.append(update)
+    return [(members, torch.stack(stacked)) for members, stacked in shapes.values()]
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Nearly orthogonal factors of matrices [n, rows, columns], by Newton and Schulz's iteration."""
+    if matrices.shape[1] > matrices.shape[2]:
+        upright: Tensor = orthogonal(matrices.mT).mT
+        return upright
+    a, b, c = COEFFICIENTS
+    x: Tensor = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(ITERATIONS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x
