@@ -10,10 +10,15 @@ RUN := OMP_NUM_THREADS=1
 .PHONY: demo test test-full lint docs clean
 
 demo: $(READY)
-	@test -f build/tiny-sd3/model_index.json || $(BIN)/python -m marble_rl.models.tiny build/tiny-sd3
 	@rm -rf runs/demo
-	$(RUN) $(BIN)/marble train configs/tiny.yaml --out runs/demo
-	$(RUN) $(BIN)/marble evaluate runs/demo --images 16
+	$(RUN) $(BIN)/marble train configs/mini-demo.yaml --out runs/demo
+	$(RUN) $(BIN)/marble evaluate runs/demo
+	@echo
+	@echo "Before and after, same prompts and seeds: runs/demo/evaluation/grid.png"
+	@echo "Next, for example:"
+	@echo "  $(BIN)/marble sample runs/demo --prompt 'a blue sign that says \"K7\"'"
+	@echo "  $(BIN)/marble train configs/mini-demo.yaml --set 'balance={type: weighted_sum}' --out runs/sum"
+	@echo "  $(BIN)/marble train configs/mini.yaml"
 
 test: $(READY) lint
 	$(RUN) $(BIN)/pytest -n 2 -m "not full"

@@ -23,7 +23,7 @@ from marble_rl.models.base import PromptCache
 from marble_rl.prompts import read_prompt_file
 from marble_rl.storage import storage_errors, write_json
 
-GRID_PROMPTS = 6
+GRID_PROMPTS = 4
 """Of each prompt source, evenly spaced."""
 
 

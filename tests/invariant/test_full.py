@@ -60,7 +60,7 @@ def test_a_disk_that_is_really_full(config_file: Path, tmp_path: Path) -> None:
     assert lora_bytes(tmp_path / "moved") == lora_bytes(tmp_path / "whole")
 
 
-def test_all_rewards_of_the_demo_rise(tiny_sd3: Path, tmp_path: Path) -> None:
+def test_all_rewards_of_the_tiny_config_rise(tiny_sd3: Path, tmp_path: Path) -> None:
     """configs/tiny.yaml: on held-out prompts, paired by prompt and seed, each reward is up beyond its error."""
     train(CONFIGS / "tiny.yaml", tmp_path / "run", "--set", f"model.path={tiny_sd3}")
     outcome = marble("evaluate", tmp_path / "run", "--images", 16, "--json")
