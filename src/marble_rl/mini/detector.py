@@ -25,7 +25,7 @@ SMALLEST = 60
 """Pixels; the smallest object of the world has about 90."""
 LARGEST = SIZE * SIZE // 2
 """Pixels; a picture of one colour is no block."""
-LIKENESS = {"marble": 0.84, "block": 0.84, "cone": 0.8, "star": 0.68}
+LIKENESS = {"marble": 0.78, "block": 0.78, "cone": 0.72, "star": 0.58}
 """Least intersection over union with a shape's outline; a small star is mostly edge."""
 PROPORTIONS = (0.7, 1.4)
 SIDE = 32

@@ -15,7 +15,7 @@ import typer
 
 from marble_rl.mini.scenes import SOURCES, Scene, draw_scene
 
-TRAIN, HELD_OUT = 400, 150
+TRAIN, HELD_OUT = 250, 150
 """Prompts of each source."""
 DRAWS = 20_000
 SEED = 2026
