@@ -193,13 +193,15 @@ def test_no_caption_is_trained_on_and_held_out(source: str, written: Path) -> No
     train, heldout = (
         [line["prompt"] for line in lines(written / f"mini-{source}{end}.jsonl")] for end in ("", "-heldout")
     )
-    assert (len(set(train)), len(set(heldout))) == (len(train), len(heldout)) == (400, 150) == (TRAIN, HELD_OUT)
+    assert (len(set(train)), len(set(heldout))) == (len(train), len(heldout)) == (250, 150) == (TRAIN, HELD_OUT)
     assert not set(train) & set(heldout)
 
 
 def test_prompts_carry_what_rewards_need(written: Path) -> None:
     for end in ("", "-heldout"):
-        assert {line["tag"] for line in lines(written / f"mini-composition{end}.jsonl")} == TASKS
+        tasks = {line["tag"] for line in lines(written / f"mini-composition{end}.jsonl")}
+        # `a star`, `a marble`, ...: there are only four of these, and all of them are trained on.
+        assert tasks == (TASKS - {"single_object"} if end else TASKS)
         assert all(f'"{line["target"]}"' in line["prompt"] for line in lines(written / f"mini-text{end}.jsonl"))
         assert all(set(line) == {"prompt"} for line in lines(written / f"mini-general{end}.jsonl"))
 
