@@ -27,6 +27,7 @@ RECIPE = Recipe(
     base_pictures=12,
     base_steps=2,
     base_batch=4,
+    base_threads=1,
     lessons=8,
     samples=4,
     caption_match_steps=2,
