@@ -46,7 +46,8 @@ def test_a_disk_that_is_really_full(config_file: Path, tmp_path: Path) -> None:
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], check=True)
     try:
-        outcome = marble("train", config_file, "--out", disk / "run", "--set", "trainer.keep_checkpoints=50")
+        keep_all = ["--set", "trainer.keep_checkpoints=50", "--set", "trainer.save_every=1"]
+        outcome = marble("train", config_file, "--out", disk / "run", *keep_all, "--set", "logging.images_every=null")
         assert outcome.code == 3, outcome.err
         assert "No space left on device" in outcome.err
         steps = sorted(p.name for p in (disk / "run" / "checkpoints").iterdir())
