@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from marble_rl.errors import InputError
@@ -37,7 +38,7 @@ def reading_score(read: str, wanted: str) -> float:
     return max(0.0, 1.0 - edit_distance()(read, wanted) / len(wanted))
 
 
-class ReadingReward(RewardBase):
+class ReadingReward(RewardBase, ABC):
     """Scores by `reading_score` what `read` finds in (a region of) each picture."""
 
     def __init__(self, region: Sequence[float] = (0.0, 0.0, 1.0, 1.0)) -> None:
@@ -61,9 +62,9 @@ class ReadingReward(RewardBase):
             reading_score(text, wanted_text(prompt) or "") for text, prompt in zip(texts, batch.prompts, strict=True)
         ]
 
+    @abstractmethod
     def read(self, images: Images) -> list[str]:
         """The text in each picture, empty where there is none."""
-        raise NotImplementedError
 
     def _cropped(self, images: Images) -> Images:
         height, width = images.shape[1:3]
