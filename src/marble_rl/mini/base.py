@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from marble_rl.mini.autoencoder import FACTOR, LATENT_CHANNELS
 from marble_rl.mini.muon import Muon
 from marble_rl.mini.render import SIZE
-from marble_rl.mini.tokenizers import clip_tokenizer, t5_tokenizer
+from marble_rl.mini.tokenizers import clip_tokenizer, t5_tokenizer, token_ids
 from marble_rl.seeding import generator
 
 TEXT_LENGTH = 14
@@ -32,11 +32,7 @@ class TextEncoder:
 
     def tokens(self, captions: Sequence[str]) -> Tensor:
         """[B, TEXT_LENGTH]"""
-        encoded = self.tokenizer(
-            list(captions), padding="max_length", truncation=True, max_length=TEXT_LENGTH, return_tensors="pt"
-        )
-        ids: Tensor = encoded.input_ids
-        return ids
+        return token_ids(self.tokenizer, captions, TEXT_LENGTH)
 
 
 class Base(nn.Module):

@@ -222,7 +222,7 @@ def main(
     out: Annotated[Path, typer.Argument(help="Folder for the pipeline and the reward models.")],
     seed: int = Recipe.seed,
 ) -> None:
-    """Train the mini pipeline and its reward models (about two hours on two CPU cores)."""
+    """Train the mini pipeline and its reward models (hours on two CPU cores)."""
     torch.set_num_threads(1)
     build(out, Recipe(seed=seed), Console())
 

@@ -1,8 +1,7 @@
 """Muon for the small models' matrices: momentum, made orthogonal before it is applied.
 
-K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). It learns from about half as many
-steps as AdamW here. torch has one, which works in bfloat16: on CPUs without support for it three times slower than
-this one in float32.
+K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). It needs fewer steps
+than AdamW here. torch has one, but it works in bfloat16, which is slow on CPUs without support for it.
 """
 
 from __future__ import annotations

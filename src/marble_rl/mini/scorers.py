@@ -29,7 +29,7 @@ from marble_rl.mini.near_misses import near_miss
 from marble_rl.mini.render import SIZE, render
 from marble_rl.mini.scenes import SOURCES, draw_scene
 from marble_rl.mini.schedule import rise_and_fall
-from marble_rl.mini.tokenizers import clip_tokenizer
+from marble_rl.mini.tokenizers import clip_tokenizer, token_ids
 from marble_rl.seeding import generator
 
 WIDTH = 96
@@ -137,11 +137,7 @@ class Scorer(nn.Module):
 
     def tokens(self, captions: Sequence[str]) -> Tensor:
         """[B, TEXT_LENGTH]"""
-        encoded = self.tokenizer(
-            list(captions), padding="max_length", truncation=True, max_length=TEXT_LENGTH, return_tensors="pt"
-        )
-        ids: Tensor = encoded.input_ids
-        return ids
+        return token_ids(self.tokenizer, captions, TEXT_LENGTH)
 
     def texts(self, tokens: Tensor) -> Tensor:
         """Unit embeddings [B, D]."""
@@ -160,7 +156,7 @@ def train_caption_match(lessons: Lessons, *, steps: int, batch: int, seed: int, 
     """Contrastive, both ways: a picture must find its caption, and a caption its picture, among near misses."""
     scorer = Scorer(new_scorer(seed))
     right_tokens = scorer.tokens(lessons.captions)
-    wrong_tokens = torch.stack([scorer.tokens([wrong[i] for wrong in lessons.wrong_captions]) for i in range(3)], 1)
+    wrong_tokens = torch.stack([scorer.tokens(captions) for captions in zip(*lessons.wrong_captions, strict=True)], 1)
 
     def loss(rows: Tensor) -> Tensor:
         index = rows.numpy()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor
 
 from marble_rl.mini.scenes import COLOURS, LIGHTS, NUMBERS, PLACES, RELATIONS, SHAPES
 
@@ -31,6 +34,13 @@ def clip_tokenizer(length: int) -> Any:
         merges=merges,
         model_max_length=length,
     )
+
+
+def token_ids(tokenizer: Any, captions: Sequence[str], length: int) -> Tensor:
+    """[B, length], padded or cut."""
+    encoded = tokenizer(list(captions), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    ids: Tensor = encoded.input_ids
+    return ids
 
 
 def _merges() -> list[tuple[str, str]]:
