@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from marble_rl.coefficients.min_norm import MinNorm, min_norm
     from marble_rl.config import RunConfig, load_config
     from marble_rl.gradients.accumulate import GradientAccumulator, RewardGradients, reward_gradients
+    from marble_rl.gradients.fused import fuse
     from marble_rl.losses.nft import AffineLoss, nft_loss
     from marble_rl.trainer import RunResult, Trainer
     from marble_rl.types import RewardTable
@@ -28,6 +29,7 @@ _HOME = {
     "RunConfig": "marble_rl.config",
     "RunResult": "marble_rl.trainer",
     "Trainer": "marble_rl.trainer",
+    "fuse": "marble_rl.gradients.fused",
     "group_advantages": "marble_rl.advantages",
     "load_config": "marble_rl.config",
     "min_norm": "marble_rl.coefficients.min_norm",
@@ -47,6 +49,7 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "Trainer",
+    "fuse",
     "group_advantages",
     "load_config",
     "min_norm",

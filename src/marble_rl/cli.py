@@ -200,6 +200,36 @@ def export(
     typer.echo(f"wrote {out}; open it with pipe.load_lora_weights({str(out)!r})")
 
 
+@app.command(epilog="Example: marble bench --out runs/bench")
+def bench(
+    out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("runs/bench"),
+    rounds: Annotated[int, typer.Option(min=1, help="How often every step is timed.")] = 4,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure what one gradient per reward costs on this machine, beside a weighted sum.
+
+    Up to ten minutes on one CPU core. Every step runs once in each round; speeds are ratios within a round.
+    """
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # read when numpy is imported
+    _quiet_libraries()
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from marble_rl.bench.run import print_bench, run_bench, write_bench
+    from marble_rl.bench.workload import Size
+    from marble_rl.models import pick_device
+
+    found = run_bench(pick_device(device), rounds, Size(), Console(stderr=True))
+    write_bench(found, out)
+    if as_json:
+        _print_json(asdict(found))
+    else:
+        print_bench(found, Console())
+        typer.echo(f"\nWrote {out / 'bench.json'} and {out / 'bench.png'}")
+
+
 @config_app.command("show", epilog="Example: marble config show configs/tiny.yaml --set trainer.steps=5")
 def config_show(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the resolved config, defaults included."""

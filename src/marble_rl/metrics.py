@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from marble_rl.coefficients.harmonizer import Coefficients, common_direction
+from marble_rl.coefficients.harmonizer import Coefficients
 from marble_rl.gradients.accumulate import RewardGradients
 from marble_rl.harmony import Harmony, SignalTracker, heldout_harmony, in_batch_harmony
 from marble_rl.types import RewardTable
@@ -32,9 +32,10 @@ def refresh_metrics(
     gradients: RewardGradients,
     found: Coefficients,
     signal: SignalTracker,
-    normalize: bool,
+    rule: Callable[[Tensor], Tensor],
 ) -> Metrics:
-    """What a refresh shows. Column K of the gradients is the weighted-sum probe."""
+    """What a refresh shows. Column K of the gradients is the weighted-sum probe. ``rule`` gives our weights [K] for
+    the Gram matrix [K, K] of half the batch."""
     k = len(names)
     gram = gradients.gram.cpu()
     metrics = {
@@ -44,21 +45,22 @@ def refresh_metrics(
         "qp/norm": found.norm,
         "qp/kkt_residual": found.kkt_residual,
         "qp/stationary": float(found.stationary),
+        "qp/fallback": float(found.fallback),
     }
     if gradients.half_gram is not None:
         halves = gradients.half_gram[:, :, :k, :k].cpu()
         metrics |= by_name("signal", names, signal.update(gram[:k, :k], halves))
 
     def ours(g: Tensor) -> Tensor:
-        return torch.cat([common_direction(g[:k, :k], normalize=normalize).weights, torch.zeros(1)])
+        return torch.cat([rule(g[:k, :k]), torch.zeros(1)])
 
     def weighted_sum(g: Tensor) -> Tensor:
         return torch.eye(k + 1, dtype=g.dtype)[k]
 
-    for prefix, rule in (("", ours), ("ws_", weighted_sum)):
-        metrics |= _harmony(f"{prefix}harmony", in_batch_harmony(gram, rule(gram), k))
+    for prefix, weights in (("", ours), ("ws_", weighted_sum)):
+        metrics |= _harmony(f"{prefix}harmony", in_batch_harmony(gram, weights(gram), k))
         if gradients.half_gram is not None:
-            metrics |= _harmony(f"{prefix}heldout", heldout_harmony(gradients.half_gram.cpu(), rule, k))
+            metrics |= _harmony(f"{prefix}heldout", heldout_harmony(gradients.half_gram.cpu(), weights, k))
     return metrics
 
 

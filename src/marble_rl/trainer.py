@@ -18,8 +18,9 @@ from marble_rl.checkpoint import Checkpoint, load_newest, save_checkpoint
 from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
-from marble_rl.errors import NonFinite, RunStopped, StorageFailed
+from marble_rl.errors import InputError, NonFinite, RunStopped, StorageFailed
 from marble_rl.evaluate import evaluate
+from marble_rl.gradients.accumulate import FusedMismatch, Method
 from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
 from marble_rl.harmony import SignalTracker
 from marble_rl.images import image_grid, save_image
@@ -76,6 +77,8 @@ class Trainer:
     _display: Display
     _metrics_file: MetricsFile
     _experience: Experience | None
+    _refreshed: bool
+    """A refresh was done in this process: its gradients were checked, and parameters left to passes named."""
 
     def __init__(
         self,
@@ -191,16 +194,18 @@ class Trainer:
         k = len(self.names)
         probe = scored.weighted_sum(weight_vector(self.names, balance.probe_weights))
         columns = torch.cat([scored.advantages, probe[:, None]], dim=1)[rows]
-        result = self._gradients(batch, columns, per_column=True)
+        result = self._gradients(batch, columns, per_column=True, method=balance.gradients)
         g = result.gradients
         with self._display.stage("coefficients"):
             found = harmonizer.refresh(g.gram[:k, :k], None if g.cross is None else g.cross[:k, :k])
-            figures = refresh_metrics(self.names, g, found, self.signal, balance.normalize)
+            figures = refresh_metrics(self.names, g, found, self.signal, harmonizer.weights_for)
         gradient = found.weights.to(g.g) @ g.g[:k] + g.shared
         loss = result.base + float(found.weights @ result.slopes[:k])
         return gradient, loss, {**self._loss_figures(loss, result), **figures}
 
-    def _gradients(self, batch: TrainingBatch, columns: Tensor, *, per_column: bool) -> PolicyGradients:
+    def _gradients(
+        self, batch: TrainingBatch, columns: Tensor, *, per_column: bool, method: Method = "fused"
+    ) -> PolicyGradients:
         rows_done, total = 0, batch.sigmas.numel()
 
         def on_rows(rows: int) -> None:
@@ -208,20 +213,38 @@ class Trainer:
             rows_done += rows
             self._display.within(self.step, 0.5 + 0.5 * rows_done / total)
 
+        first = per_column and not self._refreshed
         with self._display.stage("gradients"):
-            result = policy_gradients(
-                self.model,
-                self.policy,
-                batch,
-                columns,
-                self.config.loss,
-                per_column=per_column,
-                micro_batch=self.config.trainer.micro_batch,
-                on_rows=on_rows,
-            )
+            try:
+                result = policy_gradients(
+                    self.model,
+                    self.policy,
+                    batch,
+                    columns,
+                    self.config.loss,
+                    per_column=per_column,
+                    micro_batch=self.config.trainer.micro_batch,
+                    method=method,
+                    verify=first,
+                    on_rows=on_rows,
+                )
+            except FusedMismatch as mismatch:
+                raise InputError(
+                    f"balance.gradients: fused gives a wrong gradient of {self.policy.names[mismatch.position]}, "
+                    "because samples are not the layer's leading dimension. Set balance.gradients: passes"
+                ) from None
+        if first:
+            self._refreshed = True
+            self._report_passes(result.gradients.by_passes)
         if not result.is_finite:
             self._stop_non_finite(batch)
         return result
+
+    def _report_passes(self, positions: tuple[int, ...]) -> None:
+        if positions:
+            names = [self.policy.names[i] for i in positions]
+            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            self._say(f"one backward pass per reward for {len(names)} parameters that no fused layer serves: {shown}")
 
     def _stop_non_finite(self, batch: TrainingBatch) -> NoReturn:
         """Before anything is changed by it: no coefficient, no weight."""
@@ -263,6 +286,7 @@ class Trainer:
         if checkpoint:
             self._restore(checkpoint)
         self._experience = None
+        self._refreshed = False
         self._metrics_file = MetricsFile(self.folder.metrics, self.step)
         self._display = Display(self.console, c.trainer.steps, self.step, self.names, c.logging.print_every)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from marble_rl.config.schema import OldPolicyConfig, OptimizerConfig
 from marble_rl.errors import NonFinite
@@ -22,8 +22,9 @@ class Updater:
         self.policy = policy
         self.config = config
         self.old_policy = old_policy
+        self._flat = nn.Parameter(policy.flat)
         self.optimizer = torch.optim.AdamW(
-            policy.parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+            [self._flat], lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
 
     def apply(self, gradient: Tensor, loss: float, step: int) -> float:
@@ -36,10 +37,7 @@ class Updater:
             raise NonFinite(
                 f"step {step}: loss {loss:g}, gradient norm {norm:g}; the update was not applied. Lower optimizer.lr"
             )
-        clipped = gradient * min(1.0, self.config.grad_clip / (norm + 1e-6))
-        parameters = self.policy.parameters
-        for parameter, part in zip(parameters, clipped.split([p.numel() for p in parameters]), strict=True):
-            parameter.grad = part.view_as(parameter)
+        self._flat.grad = gradient * min(1.0, self.config.grad_clip / (norm + 1e-6))
         self.optimizer.step()
         self.optimizer.zero_grad()
         done = step + 1
@@ -52,20 +50,28 @@ class Updater:
         self.policy.blend(OLD, TRAINED, min(c.uprate * max(done - c.flat, 0), c.uphold))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state as flat tensors, keyed by the parameter's name."""
-        names = self.policy.tensors(TRAINED)
-        state = self.optimizer.state
-        return {
-            f"{name}/{key}": value
-            for name, parameter in zip(names, self.policy.parameters, strict=True)
-            for key, value in state[parameter].items()
-        }
+        """AdamW's state, keyed by the parameter's name where it has a value for each."""
+        tensors: dict[str, Tensor] = {}
+        for key, value in self.optimizer.state[self._flat].items():
+            if value.ndim == 0:
+                tensors[key] = value
+            else:
+                tensors |= {f"{name}/{key}": part for name, part in self._by_name(value)}
+        return tensors
 
     def load_optimizer_tensors(self, tensors: dict[str, Tensor]) -> None:
-        for name, parameter in zip(self.policy.tensors(TRAINED), self.policy.parameters, strict=True):
-            keys = [key for key in tensors if key.startswith(f"{name}/")]
-            if keys:
-                self.optimizer.state[parameter] = {
-                    key.rpartition("/")[2]: tensors[key].clone().to(parameter.device if "exp" in key else "cpu")
-                    for key in keys
-                }
+        if not tensors:
+            return
+        state = {key: value.clone() for key, value in tensors.items() if "/" not in key}
+        for key in {name.rpartition("/")[2] for name in tensors if "/" in name}:
+            flat = torch.zeros_like(self._flat)
+            for name, part in self._by_name(flat):
+                part.copy_(tensors[f"{name}/{key}"])
+            state[key] = flat
+        self.optimizer.state[self._flat] = state
+
+    def _by_name(self, flat: Tensor) -> list[tuple[str, Tensor]]:
+        """Views of a flat tensor [P] by the parameters' names."""
+        parameters = self.policy.parameters
+        parts = flat.detach().split([p.numel() for p in parameters])
+        return [(n, part.view_as(p)) for n, p, part in zip(self.policy.names, parameters, parts, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -12,7 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from marble_rl.config.schema import LoraConfig, LossConfig, RolloutConfig
 from marble_rl.errors import NonFinite
-from marble_rl.gradients.policy import policy_gradients, training_batch
+from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
 from marble_rl.models import load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
@@ -20,6 +21,7 @@ from marble_rl.models.sd3 import SD3Model
 from marble_rl.prompts import load_prompts
 from marble_rl.rollout.rollout import roll_out
 from marble_rl.rollout.solvers import solve_ode
+from marble_rl.seeding import generator
 from marble_rl.types import Rollout
 from reference import nft_losses
 
@@ -278,6 +280,57 @@ def test_per_reward_gradients_combine_to_the_single_pass(model: SD3Model, policy
     combined = alpha @ apart.g + apart.shared
     assert (combined - together.shared).norm() / together.shared.norm() < 1e-5
     assert apart.cross is not None
+
+
+@pytest.mark.parametrize("per_column", [False, True])
+def test_lazy_regularisation_is_the_full_one_on_average(
+    model: SD3Model, policy: LoraPolicy, per_column: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every piece is taken in one of the m turns with m-fold weight: the mean over the turns is exact."""
+    rollout = make_rollout(model, policy)
+    columns = torch.randn(6, 3 if per_column else 1, generator=torch.Generator().manual_seed(3))
+
+    noise = torch.randn(6, 4, *rollout.x0.shape[1:], generator=torch.Generator().manual_seed(4))
+    monkeypatch.setattr(TrainingBatch, "noise", lambda self, rows, column: noise[rows, column])
+
+    def shared(every: int, step: int) -> torch.Tensor:
+        config = LossConfig(kl_weight=0.3, regularize_every=every)
+        batch = dataclasses.replace(training_batch(rollout, 0, config, seed=5, step=9), step=step)
+        found = policy_gradients(model, policy, batch, columns, config, per_column=per_column, micro_batch=2)
+        return found.gradients.shared
+
+    turns = {int(torch.randint(3, (), generator=generator(5, "regularize", step))): step for step in range(30)}
+    lazy = [shared(3, turns[turn]) for turn in range(3)]
+    full = shared(1, 0)
+    assert not torch.allclose(lazy[0], full, rtol=1e-2)
+    assert (torch.stack(lazy).mean(0) - full).norm() / full.norm() < 1e-5
+
+
+def test_on_policy_the_old_prediction_is_not_computed(
+    model: SD3Model, policy: LoraPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy.blend("old", "default", 0.0)
+    assert policy.equal("old", "default")
+    rollout = make_rollout(model, policy)
+    config = LossConfig(kl_weight=0.0)
+    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    columns = torch.randn(6, 3, generator=torch.Generator().manual_seed(3))
+
+    def found() -> tuple[PolicyGradients, int]:
+        calls: list[int] = []
+        forward = model.transformer.forward
+        with monkeypatch.context() as patched:
+            patched.setattr(model.transformer, "forward", lambda **k: (calls.append(1), forward(**k))[1])
+            result = policy_gradients(model, policy, batch, columns, config, per_column=True, micro_batch=6)
+        return result, len(calls)
+
+    saved, few = found()
+    monkeypatch.setattr(LoraPolicy, "equal", lambda *adapters: False)
+    computed, many = found()
+    assert many == 2 * few
+    assert (saved.gradients.shared == 0).all()
+    assert computed.gradients.shared.norm() < 1e-5 * computed.gradients.g.norm()
+    assert (saved.gradients.g - computed.gradients.g).norm() < 1e-5 * computed.gradients.g.norm()
 
 
 def test_diverged_latents_are_an_error(model: SD3Model, policy: LoraPolicy) -> None:

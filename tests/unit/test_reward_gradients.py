@@ -6,7 +6,7 @@ import torch
 from marble_rl import GradientAccumulator, reward_gradients
 
 N, J = 12, 4
-METHODS = ["passes"]
+METHODS = ["passes", "fused"]
 SPLITS = {
     "none": None,
     "even": [0] * 6 + [1] * 6,
@@ -221,7 +221,8 @@ def test_float32_parameters_have_float64_products():
     for name in ("norms", "gram", "cross"):
         assert getattr(found, name).dtype == torch.float64
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.gram, found.g.double() @ found.g.double().T, rtol=1e-12, atol=0)
+    # Of the sums behind g, before they are rounded to its dtype.
+    torch.testing.assert_close(found.gram, found.g.double() @ found.g.double().T, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("ones", [2, 3])

@@ -77,7 +77,7 @@ def _min_norm_point(factor: Vector, unit: Vector) -> Vector:
     best, least = np.full(k, 1.0 / k), np.inf
     for attempt in range(ATTEMPTS):
         order = np.random.default_rng(attempt).permutation(k) if attempt else np.arange(k)
-        u = _nnls(np.vstack([factor[:, order], np.ones(k)]), np.append(np.zeros(len(factor)), 1.0))
+        u = _nnls(np.vstack([factor[:, order], np.ones((1, k))]), np.eye(1, len(factor) + 1, len(factor))[0])
         if not u.sum() > 0:
             continue
         alpha = np.empty(k)

@@ -152,6 +152,13 @@ def _check_references(config: RunConfig) -> None:
                 )
     elif isinstance(balance, MarbleBalance):
         _check_weights(balance.probe_weights, trained, "balance.probe_weights")
+        if balance.solver == "noise_aware" and balance.smooth != "gram":
+            raise InputError("balance.solver: noise_aware works on averaged products; set balance.smooth: gram")
+        if not balance.normalize and (balance.smooth, balance.apply) != ("alpha", "alpha"):
+            raise InputError(
+                "balance.normalize: false is an ablation of the paper's rule; "
+                "set balance.smooth: alpha and balance.apply: alpha"
+            )
     elif isinstance(balance, WeightedSumBalance | GdpoBalance):
         _check_weights(balance.weights, trained, "balance.weights")
         if all(balance.weights.get(name, 1.0) == 0 for name in trained):

@@ -156,6 +156,9 @@ class LossConfig(Section):
     """A_max: each advantage is clamped to +-A_max before anything else happens to it."""
     kl_weight: NonNegativeFloat = 1e-4
     """Weight of the pull towards the model without adapter; 0 also saves its forward pass."""
+    regularize_every: PositiveInt = 1
+    """Lazy regularisation: this pull, and on refresh steps the one towards the old policy, on one in so many
+    micro-batches with as many times the weight. The same update on average, with fewer forward and backward passes."""
     timestep_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
     """Train on the first part of the sampling timesteps (the last ones hardly carry noise)."""
     timesteps_per_sample: PositiveInt | None = None
@@ -170,10 +173,17 @@ class MarbleBalance(Section):
     """Optimizer steps between two solutions of the quadratic program; 1 solves it in every step."""
     ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.7
     """rho: smoothing of the coefficients over refreshes."""
-    solver: Literal["min_norm"] = "min_norm"
-    """`min_norm`: the min-norm point of the hull of the unit gradients."""
-    apply: Literal["alpha"] = "alpha"
-    """`alpha`: steps between refreshes combine the advantages by the smoothed coefficients (the paper)."""
+    smooth: Literal["alpha", "gram"] = "alpha"
+    """What is smoothed: `alpha` the solutions (the paper), `gram` the products of the unit gradients, before the
+    problem is solved."""
+    solver: Literal["min_norm", "noise_aware"] = "min_norm"
+    """`min_norm`: the min-norm point of the hull of the unit gradients. `noise_aware`, an experiment: the shortest step
+    that makes progress along what is not noise in them; needs `smooth: gram`."""
+    apply: Literal["alpha", "alpha_over_norm"] = "alpha"
+    """Steps between refreshes. `alpha`: combine the advantages by the smoothed coefficients (the paper), so the reward
+    with the larger gradient counts for more. `alpha_over_norm`: divide by cached gradient norms first."""
+    gradients: Literal["fused", "passes"] = "fused"
+    """`fused`: the gradients of all rewards from one backward pass. `passes`: one pass for each, to compare with."""
     normalize: bool = True
     """Unit gradients in the quadratic program. false is the paper's ablation, which it reports to fail."""
     uniform_after: Annotated[int, Field(ge=0)] | None = None

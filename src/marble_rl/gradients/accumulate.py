@@ -12,6 +12,9 @@ g = (S_1 + S_2) / (n_1 + n_2) and h_i = S_i / n_i. Because the halves are indepe
     M_kl = (h1_k . h2_l + h2_k . h1_l) / 2                                  (docs/method.md, section 6)
 
 is an unbiased estimate of mu_k . mu_l, which the Gram matrix of g, full of each reward's own noise, is not.
+
+Two methods give the same gradients: "fused" by one backward pass for all columns (fused.py; the model's layers must
+have been prepared by `fuse`), "passes" by one for each.
 """
 
 from __future__ import annotations
@@ -23,9 +26,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from marble_rl.gradients.fused import Mixing
 from marble_rl.types import HALVES
 
-_GRAM_CHUNK = 1 << 20
+Method = Literal["fused", "passes"]
+_GRAM_CHUNK = 1 << 14
+"""Parameters at a time; small enough that the float64 copy stays in the processor's cache."""
+
+
+class FusedMismatch(RuntimeError):
+    """A fused gradient differs from the same gradient computed alone."""
+
+    def __init__(self, position: int, relative: float) -> None:
+        super().__init__(
+            f"the fused gradient of params[{position}] is off by {relative:.2g} of its length: some layer's leading "
+            "dimension is not the sample. Use method='passes'"
+        )
+        self.position = position
 
 
 @dataclass(frozen=True)
@@ -39,21 +56,31 @@ class RewardGradients:
     norms: Tensor
     """[J] float64"""
     gram: Tensor
-    """[J, J] float64: g g^T."""
+    """[J, J] float64: g g^T, from the two halves' own products."""
     cross: Tensor | None
     """[J, J] float64: unbiased products, or None where one half holds no samples."""
     half_gram: Tensor | None
     """[2, 2, J, J] float64: products of the halves' own gradients; its off-diagonal blocks make ``cross``."""
+    by_passes: tuple[int, ...] = ()
+    """Positions in ``params`` of those that no fused layer served, so that they cost a backward pass per column."""
 
 
 class GradientAccumulator:
     """Sums per-column gradients over micro-batches and timesteps: add(...) as often as you like, then finish().
 
-    Works by one backward pass per column and half that occur in a micro-batch; a column that is zero throughout it
-    costs nothing. With J = 0 columns only ``base`` is differentiated: an ordinary training step.
+    A micro-batch costs one backward pass for all columns and one for ``base``; without `fuse`, or for parameters that
+    it does not serve, one per column and half that occur in the micro-batch (a column of zeros costs nothing).
+    With J = 0 columns only ``base`` is differentiated: an ordinary training step.
+
+    ``verify``: check the first fused pass against one of the columns computed alone. It costs a backward pass, and
+    finds layers whose leading dimension only looks like the sample.
     """
 
-    def __init__(self, columns: int, params: Iterable[Tensor]) -> None:
+    def __init__(self, columns: int, params: Iterable[Tensor], method: Method = "fused", verify: bool = False) -> None:
+        if method not in ("fused", "passes"):
+            raise ValueError(f"method must be 'fused' or 'passes', got {method!r}")
+        self.method = method
+        self._verify = verify
         self.params = tuple(params)
         if not self.params:
             raise ValueError("params is empty: there is nothing to differentiate")
@@ -67,6 +94,7 @@ class GradientAccumulator:
             for half in self._sums
         ]
         self._rows = [0] * HALVES
+        self._by_passes: set[int] = set()
 
     def add(
         self,
@@ -85,47 +113,94 @@ class GradientAccumulator:
         half_of = torch.zeros(len(rows), dtype=torch.long) if halves is None else halves.to("cpu", torch.long)
         if half_of.shape != (len(rows),) or not ((half_of == 0) | (half_of == 1)).all():
             raise ValueError(f"halves must be [{len(rows)}] of 0 or 1, got {halves}")
-        members = [half_of == h for h in range(HALVES)]
-        passes: list[tuple[Tensor, Tensor, list[Tensor]]] = []
-        for h, member in enumerate(members):
+        shares: list[tuple[int, Tensor]] = []
+        for h in range(HALVES):
+            member = half_of == h
             self._rows[h] += int(member.sum())
-            mask = member.to(rows)
-            if slope is not None and advantages is not None:
-                for j in range(self.columns):
-                    passes.append((slope, advantages[:, j].detach().to(slope) * mask, self._views[h][j]))
-            if base is not None:
-                passes.append((base, mask, self._views[h][-1]))
-        passes = [p for p in passes if p[1].count_nonzero() > 0]
-        for i, (output, cotangent, into) in enumerate(passes):
-            self._backward(output, cotangent, into, last=i == len(passes) - 1)
+            if member.any():
+                shares.append((h, member.to(rows)))
+        if slope is not None and advantages is not None and advantages.count_nonzero() > 0:
+            columns = advantages.detach().to(slope)
+            if self.method == "fused":
+                self._one_pass(slope, columns, shares)
+            else:
+                self._passes(slope, columns, shares, range(len(self.params)))
+        if base is not None:
+            for i, (h, mask) in enumerate(shares):
+                everything = range(len(self.params))
+                self._backward(base, mask, everything, self._views[h][-1], keep=i < len(shares) - 1)
 
     def finish(self) -> RewardGradients:
-        """Means over all rows added, and their products."""
+        """Means over all rows added, and their products. Ends the accumulator: the means take its memory."""
         total = sum(self._rows)
         if total == 0:
             raise ValueError("no rows were added")
-        mean = self._sums.sum(0) / total
-        g, shared = mean[:-1], mean[-1]
-        gram = _products(g)
         half_gram = cross = None
-        if all(self._rows):
-            counts = torch.tensor(self._rows, dtype=torch.float64, device=mean.device)
-            stacked = self._sums[:, :-1].flatten(0, 1)
-            half_gram = (
-                _products(stacked).view(HALVES, self.columns, HALVES, self.columns).transpose(1, 2)
-                / counts[:, None, None, None]
-                / counts[None, :, None, None]
-            )
+        products = self._products()
+        gram = products.sum((0, 1)) / total**2
+        if all(self._rows) and self.columns:
+            counts = torch.tensor(self._rows, dtype=torch.float64, device=products.device)
+            half_gram = products / counts[:, None, None, None] / counts[None, :, None, None]
             cross = (half_gram[0, 1] + half_gram[1, 0]) / 2
-        return RewardGradients(g, shared, gram.diagonal().sqrt(), gram, cross, half_gram)
+        norms = gram.diagonal().clamp_min(0.0).sqrt()
+        mean = self._sums[0].add_(self._sums[1]).div_(total)
+        self._rows = [0] * HALVES
+        return RewardGradients(mean[:-1], mean[-1], norms, gram, cross, half_gram, tuple(sorted(self._by_passes)))
 
-    def _backward(self, output: Tensor, cotangent: Tensor, into: list[Tensor], last: bool) -> None:
-        gradients = torch.autograd.grad(
-            output, self.params, grad_outputs=cotangent, retain_graph=not last, allow_unused=True
-        )
-        for total, gradient in zip(into, gradients, strict=True):
+    def _products(self) -> Tensor:
+        """[2, 2, J, J] float64: S_h S_h'^T, a chunk of parameters at a time."""
+        first, second = self._sums[:, :-1]
+        found = torch.zeros(HALVES, HALVES, self.columns, self.columns, dtype=torch.float64, device=first.device)
+        for one, other in zip(first.split(_GRAM_CHUNK, dim=1), second.split(_GRAM_CHUNK, dim=1), strict=True):
+            a, b = one.to(torch.float64), other.to(torch.float64)
+            found[0, 0].addmm_(a, a.T)
+            found[0, 1].addmm_(a, b.T)
+            found[1, 1].addmm_(b, b.T)
+        found[1, 0] = found[0, 1].T
+        return found
+
+    def _one_pass(self, slope: Tensor, columns: Tensor, shares: list[tuple[int, Tensor]]) -> None:
+        """Fused layers mix while the pass goes through them; what it returns is what they did not serve."""
+        rows = [((columns * mask[:, None]).T, self._sums[h, :-1]) for h, mask in shares]
+        with Mixing(self.params, len(slope), rows).during_backward():
+            rest = torch.autograd.grad(slope, self.params, torch.ones_like(slope), retain_graph=True, allow_unused=True)
+        unserved = [i for i, gradient in enumerate(rest) if gradient is not None]
+        if unserved:
+            self._by_passes.update(unserved)
+            with Mixing(self.params, len(slope), []).during_backward():
+                self._passes(slope, columns, shares, unserved)
+        if self._verify:
+            self._verify = False
+            self._check_a_column(slope, columns, shares)
+
+    def _check_a_column(self, slope: Tensor, columns: Tensor, shares: list[tuple[int, Tensor]]) -> None:
+        """Called when nothing but ``columns`` has been added yet."""
+        h, mask = shares[0]
+        cotangents = columns * mask[:, None]
+        j = int(cotangents.norm(dim=0).argmax())
+        alone = torch.autograd.grad(slope, self.params, cotangents[:, j], retain_graph=True, allow_unused=True)
+        whole = self._sums[h, j].norm()
+        for i, (expected, found) in enumerate(zip(alone, self._views[h][j], strict=True)):
+            error = found.norm() if expected is None else (found - expected).norm()
+            # Half precision passes; samples mixed up do not.
+            if error > 0.05 * (found.norm() + 1e-3 * whole):
+                raise FusedMismatch(i, float(error / found.norm().clamp_min(1e-30)))
+
+    def _passes(self, slope: Tensor, columns: Tensor, shares: list[tuple[int, Tensor]], which: Sequence[int]) -> None:
+        for h, mask in shares:
+            for j in range(self.columns):
+                cotangent = columns[:, j] * mask
+                if cotangent.count_nonzero() > 0:
+                    self._backward(slope, cotangent, which, self._views[h][j], keep=True)
+
+    def _backward(
+        self, output: Tensor, cotangent: Tensor, which: Sequence[int], into: list[Tensor], keep: bool
+    ) -> None:
+        params = [self.params[i] for i in which]
+        gradients = torch.autograd.grad(output, params, cotangent, retain_graph=keep, allow_unused=True)
+        for i, gradient in zip(which, gradients, strict=True):
             if gradient is not None:
-                total += gradient
+                into[i] += gradient
 
 
 def reward_gradients(
@@ -135,28 +210,18 @@ def reward_gradients(
     params: Sequence[Tensor],
     *,
     halves: Tensor | None = None,
-    method: Literal["passes"] = "passes",
+    method: Method = "fused",
 ) -> RewardGradients:
     """Per-reward gradients of one batch: slope [N], base [N], advantages [N, J] -> g [J, P], shared [P], products.
 
     J may exceed the number of rewards: further columns are probes. ``halves`` [N] of 0 or 1 says which half of the
-    prompt groups a sample belongs to; without it ``cross`` is None.
+    prompt groups a sample belongs to; without it ``cross`` is None. "fused" needs `fuse(model)` before the forward
+    pass: parameters of layers that were not prepared cost one pass for each column, and are listed in ``by_passes``.
     """
-    if method != "passes":
-        raise ValueError(f"method must be 'passes', got {method!r}")
     if slope.ndim != 1 or advantages.ndim != 2 or len(advantages) != len(slope):
         raise ValueError(
             f"slope must be [N] and advantages [N, J], got {tuple(slope.shape)} and {tuple(advantages.shape)}"
         )
-    accumulator = GradientAccumulator(advantages.shape[1], params)
+    accumulator = GradientAccumulator(advantages.shape[1], params, method)
     accumulator.add(slope, base, advantages, halves)
     return accumulator.finish()
-
-
-def _products(rows: Tensor) -> Tensor:
-    """rows rows^T in float64, a chunk of parameters at a time: [J, P] -> [J, J]."""
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for chunk in rows.split(_GRAM_CHUNK, dim=1):
-        chunk64 = chunk.to(torch.float64)
-        gram += chunk64 @ chunk64.T
-    return gram

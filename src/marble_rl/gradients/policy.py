@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from marble_rl.config.schema import LossConfig
-from marble_rl.gradients.accumulate import GradientAccumulator, RewardGradients
+from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGradients
 from marble_rl.losses.nft import nft_loss, reference_divergence
 from marble_rl.models.base import DiffusionModel
-from marble_rl.models.lora import OLD, LoraPolicy
+from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Conditioning, Rollout
 
@@ -47,11 +47,16 @@ class TrainingBatch:
         sources = (generator(self.seed, "noise", self.step, slot, sample, column) for slot, sample in keys)
         return normal_rows(sources, tuple(self.x0.shape[1:]))
 
-    def micro_batches(self, size: int) -> Iterator[Tensor]:
-        """Row indices [<= size], never from both halves, so that a half's gradient costs no pass of its own."""
+    def pieces(self, size: int) -> Iterator[tuple[Tensor, int]]:
+        """Samples [<= size] and the number of their level: what one forward pass takes.
+
+        Never samples of both halves, so that a half's gradient costs no pass of its own.
+        """
         for half in (0, 1):
             rows = (self.halves == half).nonzero()[:, 0]
-            yield from rows.split(size) if len(rows) else ()
+            for part in rows.split(size) if len(rows) else ():
+                for level in range(self.sigmas.shape[1]):
+                    yield part, level
 
 
 def training_batch(rollout: Rollout, update: int, config: LossConfig, *, seed: int, step: int) -> TrainingBatch:
@@ -87,7 +92,7 @@ class PolicyGradients:
     base: float
     """mean base: the loss at advantage 0"""
     kl: float
-    """mean ||v_theta - v_ref||^2, without its weight; 0 where the weight is 0"""
+    """mean ||v_theta - v_ref||^2, without its weight; 0 where the weight is 0, an estimate if regularised lazily"""
     slopes: Tensor
     """[J] float64: mean A_j * slope, what each column adds to the loss"""
 
@@ -107,45 +112,66 @@ def policy_gradients(
     *,
     per_column: bool,
     micro_batch: int,
+    method: Method = "fused",
+    verify: bool = False,
     on_rows: Callable[[int], None] = lambda rows: None,
 ) -> PolicyGradients:
     """Gradients for the advantage columns [N, J], clamped.
 
     ``per_column``: one gradient for each column, base and KL in ``shared``. Otherwise all in ``shared`` by a single
     backward pass (then J must be 1).
+
+    Left out where it cannot change the result: the old policy's forward pass while it is the trained one (then
+    grad base = 0), and the reference's where KL has no weight. With ``regularize_every`` = m, KL, and where it costs
+    a backward pass of its own also base, are taken on one in m pieces, m-fold: the same on average.
     """
     assert per_column or columns.shape[1] == 1, "a single backward pass takes a single advantage"
-    accumulator = GradientAccumulator(columns.shape[1] if per_column else 0, policy.parameters)
+    accumulator = GradientAccumulator(columns.shape[1] if per_column else 0, policy.parameters, method, verify)
+    on_policy = policy.equal(OLD, TRAINED)
+    every = config.regularize_every
+    turn = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
     totals = torch.zeros(2 + columns.shape[1], dtype=torch.float64)
     device = batch.x0.device
-    for rows in batch.micro_batches(micro_batch):
+    for piece, (rows, level) in enumerate(batch.pieces(micro_batch)):
         conditioning = batch.conditioning.rows(batch.slots[rows].to(device))
         x0 = batch.x0[rows.to(device)]
         advantages = columns[rows].to(device, torch.float32)
-        for level in range(batch.sigmas.shape[1]):
-            sigma = batch.sigmas[rows, level].to(device)
-            weight = sigma.reshape(-1, *[1] * (x0.ndim - 1))
-            x_t = (1 - weight) * x0 + weight * batch.noise(rows, level).to(device)
+        sigma = batch.sigmas[rows, level].to(device)
+        weight = sigma.reshape(-1, *[1] * (x0.ndim - 1))
+        x_t = (1 - weight) * x0 + weight * batch.noise(rows, level).to(device)
+        regularize = piece % every == turn
 
-            # The trained policy comes last: selecting another adapter after its forward pass loses gradients.
-            v_ref = None
-            if config.kl_weight > 0:
-                with policy.acting_as("base"):
-                    v_ref = model.velocity(x_t, sigma, conditioning)
+        # The trained policy comes last: selecting another adapter after its forward pass loses gradients.
+        v_ref = v_old = None
+        if regularize and config.kl_weight > 0:
+            with policy.acting_as("base"):
+                v_ref = model.velocity(x_t, sigma, conditioning)
+        if not on_policy:
             with policy.acting_as(OLD):
                 v_old = model.velocity(x_t, sigma, conditioning)
-            v_theta = model.velocity(x_t, sigma, conditioning)
+        v_theta = model.velocity(x_t, sigma, conditioning)
+        if v_old is None:
+            v_old = v_theta.detach()
 
-            loss = nft_loss(v_theta, v_old, x0, x_t, sigma, beta=config.beta, adv_clip=config.adv_clip)
-            kl = torch.zeros_like(loss.base) if v_ref is None else reference_divergence(v_theta, v_ref)
-            outside = loss.base + config.kl_weight * kl
-            if per_column:
-                accumulator.add(loss.slope, outside, advantages, batch.halves[rows])
-            else:
-                accumulator.add(None, outside + advantages[:, 0] * loss.slope, None)
+        loss = nft_loss(v_theta, v_old, x0, x_t, sigma, beta=config.beta, adv_clip=config.adv_clip)
+        kl = None if v_ref is None else every * reference_divergence(v_theta, v_ref)
+        if per_column:
+            base = every * loss.base if regularize and not on_policy else None
+            accumulator.add(loss.slope, _sum(base, kl, config.kl_weight), advantages, batch.halves[rows])
+        else:
+            loss_here = loss.base + advantages[:, 0] * loss.slope
+            accumulator.add(None, _sum(loss_here, kl, config.kl_weight), None)
 
-            parts = torch.cat([loss.base[:, None], kl[:, None], advantages * loss.slope[:, None]], dim=1)
-            totals += parts.detach().sum(0).to("cpu", torch.float64)
-            on_rows(len(rows))
+        parts = torch.cat([loss.base[:, None], advantages * loss.slope[:, None]], dim=1).detach().sum(0)
+        totals[[0, *range(2, len(totals))]] += parts.to("cpu", torch.float64)
+        totals[1] += 0.0 if kl is None else float(kl.detach().sum())
+        on_rows(len(rows))
     means = totals / batch.sigmas.numel()
     return PolicyGradients(accumulator.finish(), base=float(means[0]), kl=float(means[1]), slopes=means[2:])
+
+
+def _sum(loss: Tensor | None, kl: Tensor | None, kl_weight: float) -> Tensor | None:
+    """loss + kl_weight * kl, of whichever there is."""
+    if kl is None:
+        return loss
+    return kl_weight * kl if loss is None else loss + kl_weight * kl

@@ -56,7 +56,7 @@ def load_model(path: str, device: torch.device, text_length: int | None = None) 
             ) from None
     module, _, name = FAMILIES[_family(index, "model.path")].partition(":")
     try:
-        model: DiffusionModel = getattr(importlib.import_module(module), name)(path, device, text_length)
+        model: DiffusionModel = getattr(importlib.import_module(module), name).load(path, device, text_length)
     except (OSError, ValueError) as error:
         raise InputError(f"model.path: cannot load {path}: {error}") from error
     return model

@@ -22,6 +22,11 @@ class DiffusionModel(ABC):
     lora_targets: ClassVar[list[str]]
     """Module names that are adapted by default."""
 
+    @classmethod
+    @abstractmethod
+    def load(cls, path: str, device: torch.device, text_length: int | None = None) -> DiffusionModel:
+        """Read a pipeline from a folder or the hub."""
+
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Conditioning:
         """Text encoders' output for B prompts."""

@@ -1,5 +1,8 @@
 """Three LoRA adapters on one transformer: `default` is trained, `old` samples, `ema` is evaluated and exported.
 
+Each adapter lies in one flat tensor [P]; its layers' parameters are views of it. What follows, blends or updates an
+adapter is then one operation, not a loop over layers.
+
 A peft layer stops tracking gradients of an adapter as soon as another one is selected. Select `old` or the bare
 model only inside ``acting_as``, and do it before the trained policy's forward pass, never between that and its
 backward pass: peft would drop the gradients silently.
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 
 from marble_rl.config.schema import LoraConfig
 from marble_rl.errors import InputError
+from marble_rl.gradients.fused import fuse
 from marble_rl.seeding import derive_seed
 
 Adapter = Literal["default", "old", "ema"]
@@ -47,14 +51,26 @@ class LoraPolicy:
                 _attach(transformer, PeftLoraConfig(**peft_config), name)
         self._layers = [m for m in transformer.modules() if isinstance(m, BaseTunerLayer)]
         self._by_adapter = {name: _adapter_parameters(transformer, name) for name in ADAPTERS}
+        self._flat = {name: _flattened(list(self._by_adapter[name].values())) for name in ADAPTERS}
         for name in (OLD, EMA):
             self.blend(name, TRAINED, 0.0)
         self._select(TRAINED)
+        fuse(transformer)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Trained parameters, in a fixed order."""
         return list(self._by_adapter[TRAINED].values())
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the trained parameters."""
+        return list(self._by_adapter[TRAINED])
+
+    @property
+    def flat(self) -> Tensor:
+        """[P]: the trained parameters in their order; a change of it is a change of them."""
+        return self._flat[TRAINED]
 
     @contextmanager
     def acting_as(self, role: Role) -> Iterator[None]:
@@ -74,12 +90,15 @@ class LoraPolicy:
     @torch.no_grad()
     def blend(self, target: Adapter, source: Adapter, decay: float) -> None:
         """target <- decay * target + (1 - decay) * source. decay = 0 copies exactly."""
-        for name, value in self._by_adapter[target].items():
-            other = self._by_adapter[source][name]
-            if decay == 0.0:
-                value.copy_(other)
-            else:
-                value.mul_(decay).add_(other, alpha=1.0 - decay)
+        value, other = self._flat[target], self._flat[source]
+        if decay == 0.0:
+            value.copy_(other)
+        else:
+            value.mul_(decay).add_(other, alpha=1.0 - decay)
+
+    def equal(self, one: Adapter, other: Adapter) -> bool:
+        """Whether two adapters are the same, bit for bit."""
+        return torch.equal(self._flat[one], self._flat[other])
 
     def tensors(self, adapter: Adapter) -> dict[str, Tensor]:
         """Parameters of an adapter by name; the names are the same for all three."""
@@ -117,3 +136,11 @@ def _adapter_parameters(transformer: nn.Module, adapter: str) -> dict[str, nn.Pa
     marker = f".{adapter}."
     found = {n.replace(marker, "."): p for n, p in transformer.named_parameters() if "lora_" in n and marker in n}
     return dict(sorted(found.items()))
+
+
+def _flattened(parameters: list[nn.Parameter]) -> Tensor:
+    """One tensor [P] that the parameters become views of."""
+    flat = torch.cat([p.detach().flatten() for p in parameters])
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.data = part.view_as(p)
+    return flat

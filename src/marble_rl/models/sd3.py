@@ -41,8 +41,8 @@ class SD3Model(DiffusionModel):
         "attn.to_add_out",
     ]
 
-    def __init__(self, path: str, device: torch.device, text_length: int | None = None) -> None:
-        self.pipeline = StableDiffusion3Pipeline.from_pretrained(path, dtype=torch.float32).to(device)
+    def __init__(self, pipeline: Any, device: torch.device, text_length: int | None = None) -> None:
+        self.pipeline = pipeline.to(device)
         self.pipeline.set_progress_bar_config(disable=True)
         self.device = device
         # diffusers pads prompts to 256 T5 tokens, also for a T5 that was built for fewer.
@@ -50,6 +50,11 @@ class SD3Model(DiffusionModel):
         self.transformer = self.pipeline.transformer
         for part in (self.transformer, self.pipeline.vae, *self._text_encoders()):
             part.requires_grad_(False).eval()
+        self.pipeline.vae.to(memory_format=torch.channels_last)  # its convolutions are a fifth faster on a CPU
+
+    @classmethod
+    def load(cls, path: str, device: torch.device, text_length: int | None = None) -> SD3Model:
+        return cls(StableDiffusion3Pipeline.from_pretrained(path, dtype=torch.float32), device, text_length)
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> SD3Conditioning:

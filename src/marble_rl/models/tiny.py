@@ -28,7 +28,7 @@ def build_tiny_sd3(folder: Path, seed: int = 0, image_size: int = 16) -> None:
         pipeline = StableDiffusion3Pipeline(
             transformer=_sd3_transformer(image_size // 2),
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=_vae(image_size),
+            vae=tiny_vae(image_size),
             text_encoder=clip[0],
             tokenizer=clip[1],
             text_encoder_2=clip_2[0],
@@ -96,7 +96,8 @@ def _sd3_transformer(latent_size: int) -> Any:
     return transformer
 
 
-def _vae(image_size: int) -> Any:
+def tiny_vae(image_size: int) -> Any:
+    """A random autoencoder with factor 2 and 4 channels."""
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(

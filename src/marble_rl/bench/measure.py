@@ -1,0 +1,115 @@
+"""Timing and memory.
+
+Times are compared only within a round, in which every step runs once, one after the other in one process: the ratio
+survives a noisy machine, the seconds do not. On a CPU it is the process's own CPU time on one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from marble_rl.bench.workload import STEPS, Size, Step, Workload
+from marble_rl.coefficients.min_norm import min_norm
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of a figure over rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+
+Round = dict[str, float]
+"""Seconds by name of the step."""
+
+
+def time_rounds(workload: Workload, rounds: int, on_step: Callable[[Step], None]) -> list[Round]:
+    """After one step to warm up."""
+    workload.run(STEPS[0])
+    dice = random.Random(0)
+    found = []
+    for _ in range(rounds):
+        order = list(STEPS)
+        dice.shuffle(order)
+        times: Round = {}
+        for step in order:
+            on_step(step)
+            times[step.name] = seconds(lambda step=step: workload.run(step), workload.batch.x0.device)  # type: ignore[misc]
+        found.append(times)
+    return found
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def largest_difference(workload: Workload, fused: Step, passes: Step) -> float:
+    """Between both methods, relative to a gradient's length: the largest over all rewards and the shared part."""
+    one, other = workload.gradients(fused).gradients, workload.gradients(passes).gradients
+    rows = [*zip(one.g, other.g, strict=False), (one.shared, other.shared)]  # ours has the probe besides
+    return max(float((a - b).norm() / b.norm()) for a, b in rows)
+
+
+def qp_microseconds(rewards: int, calls: int = 200) -> float:
+    """Median time to solve the QP for Gram matrices of random gradients."""
+    dice = torch.Generator().manual_seed(rewards)
+    times = []
+    for _ in range(calls):
+        g = torch.randn(rewards, 4 * rewards, dtype=torch.float64, generator=dice) + 0.1
+        gram = g @ g.T
+        start = time.perf_counter()
+        min_norm(gram)
+        times.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(times)
+
+
+def peak_memory(step: Step, size: Size, device: torch.device) -> int:
+    """Bytes at the highest point of a fresh process that takes this step: resident, or on CUDA allocated there."""
+    request = json.dumps({"step": step.name, "size": vars(size), "device": str(device)})
+    answer = subprocess.run(
+        [sys.executable, "-m", "marble_rl.bench.measure", request], check=True, capture_output=True, text=True
+    )
+    return int(json.loads(answer.stdout.splitlines()[-1])["bytes"])
+
+
+def _measure_here(request: str) -> None:
+    import resource
+
+    wanted = json.loads(request)
+    torch.set_num_threads(1)
+    device = torch.device(wanted["device"])
+    workload = Workload(Size(**wanted["size"]), device)
+    step = next(step for step in STEPS if step.name == wanted["step"])
+    workload.run(step)
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    print(json.dumps({"bytes": peak}))
+
+
+if __name__ == "__main__":
+    _measure_here(sys.argv[1])

@@ -1,0 +1,285 @@
+"""Runs all measurements, and writes them: a table, `bench.json`, `bench.png` (cost against the number of rewards)."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import platform
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from marble_rl import __version__
+from marble_rl.bench.measure import Round, Spread, largest_difference, peak_memory, qp_microseconds, time_rounds
+from marble_rl.bench.workload import (
+    FUSED,
+    FUSED_LAZY,
+    LAZY,
+    PASSES,
+    STEPS,
+    WEIGHTED_SUM,
+    WEIGHTED_SUM_LAZY,
+    Size,
+    Step,
+    Workload,
+)
+from marble_rl.storage import storage_errors
+
+AMORTISED_OVER = 10
+MEMORY_OF = (WEIGHTED_SUM, PASSES, FUSED[5], FUSED[50])
+QP_SIZES = (5, 20, 50)
+MINI_STEPS = 4
+MINI_SETTINGS = {
+    "rollout": {"groups": 24, "group_size": 12, "steps": 6, "old_policy": "on_policy"},
+    "loss": {"timesteps_per_sample": 2, "regularize_every": LAZY},
+}
+"""As in configs/mini-demo.yaml."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything measured. Speeds are relative to a step of the same round: above 1 is faster."""
+
+    machine: dict[str, str]
+    workload: dict[str, int]
+    seconds: dict[str, Spread]
+    speed: dict[str, Spread]
+    """Against the weighted-sum step without anything saved."""
+    claims: dict[str, Spread]
+    """Ratios that docs/performance.md speaks of."""
+    fused_error: float
+    """Largest relative difference between fused gradients and K passes."""
+    qp_microseconds: dict[int, float]
+    peak_bytes: dict[str, int]
+    buffer_bytes: dict[int, int]
+    mini_seconds: dict[str, dict[str, float]]
+    """Stages of an iteration on the embedded model: of a refresh and of an ordinary step."""
+
+
+def run_bench(device: torch.device, rounds: int, size: Size, console: Console) -> Bench:
+    """Measure. Progress goes to the console."""
+    torch.set_num_threads(1)
+    with Progress(
+        TextColumn("{task.description:<24}"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    ) as progress:
+        task = progress.add_task("", total=rounds * len(STEPS) + len(MEMORY_OF) + len(QP_SIZES) + MINI_STEPS)
+
+        def next_is(name: str) -> None:
+            progress.update(task, description=name, advance=0 if not progress.tasks[task].description else 1)
+
+        workload = Workload(size, device)
+        next_is("fused against passes")
+        error = largest_difference(workload, FUSED[5], PASSES)
+        progress.update(task, description="")
+        times = time_rounds(workload, rounds, lambda step: next_is(step.name))
+        qp = {}
+        for k in QP_SIZES:
+            next_is(f"QP, K={k}")
+            qp[k] = qp_microseconds(k)
+        peaks = {}
+        for step in MEMORY_OF:
+            next_is(f"memory: {step.name}")
+            peaks[step.name] = peak_memory(step, size, device)
+        next_is("an iteration on mini")
+        mini = mini_iteration()
+        progress.update(task, completed=progress.tasks[task].total)
+    return Bench(
+        machine=_machine(device),
+        workload={
+            "parameters": workload.parameters,
+            "trained_parameters": workload.trained_parameters,
+            "tokens": size.tokens,
+            "samples": size.samples,
+            "micro_batch": size.micro_batch,
+            "rounds": rounds,
+        },
+        seconds={step.name: Spread.of([r[step.name] for r in times]) for step in STEPS},
+        speed={step.name: _ratio(times, WEIGHTED_SUM, step) for step in STEPS},
+        claims=_claims(times),
+        fused_error=error,
+        qp_microseconds=qp,
+        peak_bytes=peaks,
+        buffer_bytes={k: workload.buffer_bytes(k) for k in (5, 50)},
+        mini_seconds=mini,
+    )
+
+
+def _ratio(times: list[Round], over: Step, under: Step) -> Spread:
+    return Spread.of([r[over.name] / r[under.name] for r in times])
+
+
+def _claims(times: list[Round]) -> dict[str, Spread]:
+    def amortised(r: Round) -> float:
+        plain = r[WEIGHTED_SUM.name]  # what MARBLE's ordinary step computes too
+        return plain / ((r[FUSED[5].name] + (AMORTISED_OVER - 1) * plain) / AMORTISED_OVER)
+
+    return {
+        "every step, K=5": _ratio(times, WEIGHTED_SUM, FUSED[5]),
+        "every step, K=5, by K+1 passes": _ratio(times, WEIGHTED_SUM, PASSES),
+        f"every {AMORTISED_OVER} steps, K=5": Spread.of([amortised(r) for r in times]),
+        "every step, K=5, both lazy": _ratio(times, WEIGHTED_SUM_LAZY, FUSED_LAZY),
+        "every step, K=5, lazy, against plain NFT": _ratio(times, WEIGHTED_SUM, FUSED_LAZY),
+        "cost of K=50 over K=5": _ratio(times, FUSED[50], FUSED[5]),
+    }
+
+
+def mini_iteration() -> dict[str, dict[str, float]]:
+    """Seconds of each stage on the embedded model: {"refresh": {stage: s}, "ordinary": {stage: s}}."""
+    from marble_rl.config import RunConfig
+    from marble_rl.mini.prompts import split
+    from marble_rl.mini.scenes import SOURCES
+    from marble_rl.trainer import Trainer
+
+    with tempfile.TemporaryDirectory() as scratch:
+        sources = []
+        for source in SOURCES:
+            lines = [json.dumps({"prompt": s.caption, **s.metadata}) for s in split(source)[0]]
+            file = Path(scratch) / f"{source}.jsonl"
+            file.write_text("\n".join(lines), encoding="utf-8")
+            sources.append({"name": source, "file": str(file)})
+        rewards: list[dict[str, Any]] = [
+            *({"name": n, "type": n, "params": {"model": "mini"}} for n in ("clipscore", "pickscore", "hpsv2")),
+            {"name": "geneval", "type": "geneval"},
+        ]
+        if importlib.util.find_spec("rapidocr"):
+            rewards.append({"name": "ocr", "type": "ocr", "params": {"region": [0.05, 0.2, 0.95, 0.72]}})
+        config = RunConfig.model_validate(
+            {
+                "model": {"path": "mini", "device": "cpu"},
+                "lora": {"rank": 16, "alpha": 32},
+                "prompts": {"train": sources},
+                "rewards": rewards,
+                "balance": {"type": "marble", "refresh_every": 2},
+                "trainer": {"steps": MINI_STEPS, "micro_batch": 48},
+                "logging": {"images_every": None},
+                **MINI_SETTINGS,
+            }
+        )
+        folder = Path(scratch) / "run"
+        Trainer(config, folder, console=Console(file=io.StringIO())).train()
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines][MINI_STEPS // 2 :]  # the first ones also encode prompts
+    found: dict[str, dict[str, float]] = {"refresh": {}, "ordinary": {}}
+    for step in steps:
+        kind = "refresh" if "qp/norm" in step else "ordinary"
+        for stage in ("rollout", "rewards", "gradients", "coefficients", "update"):
+            if f"time/{stage}" in step:
+                found[kind][stage] = step[f"time/{stage}"]
+    return found
+
+
+def print_bench(bench: Bench, console: Console) -> None:
+    w = bench.workload
+    console.print(
+        f"Random SD3 transformer, {w['parameters'] / 1e6:.0f} M parameters, "
+        f"LoRA of {w['trained_parameters'] / 1e6:.2f} M; "
+        f"{w['samples']} samples of {w['tokens']} tokens in micro-batches of {w['micro_batch']}; "
+        f"{w['rounds']} rounds on {bench.machine['device']}\n",
+        soft_wrap=True,
+    )
+    table = Table(title="One optimizer step, after sampling", title_justify="left")
+    for name in ("step", "seconds", "speed", "lowest", "highest", "peak memory"):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    for name, speed in bench.speed.items():
+        peak = bench.peak_bytes.get(name)
+        table.add_row(
+            name,
+            f"{bench.seconds[name].median:.2f}",
+            f"{speed.median:.2f}x",
+            f"{speed.low:.2f}x",
+            f"{speed.high:.2f}x",
+            "" if peak is None else f"{peak / 2**20:.0f} MiB",
+        )
+    console.print(table)
+    console.print(
+        f"speed: against the weighted-sum step of the same round. lazy: regularised on one in {LAZY} micro-batches.\n"
+    )
+    claims = Table(title="Ratios", title_justify="left")
+    for name in ("", "median", "lowest", "highest"):
+        claims.add_column(name, justify="left" if not name else "right")
+    for name, spread in bench.claims.items():
+        claims.add_row(name, *(f"{value:.2f}" for value in (spread.median, spread.low, spread.high)))
+    weighted = bench.peak_bytes[WEIGHTED_SUM.name]
+    for step in MEMORY_OF[1:]:
+        claims.add_row(f"peak memory of {step.name}", f"{bench.peak_bytes[step.name] / weighted:.2f}", "", "")
+    console.print(claims)
+    console.print(f"Largest difference between fused gradients and K passes: {bench.fused_error:.1e} of their length")
+    console.print("The QP alone: " + ", ".join(f"{us:.0f} us at K={k}" for k, us in bench.qp_microseconds.items()))
+    console.print(
+        "Gradient buffer: " + ", ".join(f"{b / 2**20:.0f} MiB at K={k}" for k, b in bench.buffer_bytes.items()) + "\n"
+    )
+    shares = Table(title="An iteration on mini, seconds", title_justify="left")
+    for name in ("stage", *bench.mini_seconds):
+        shares.add_column(name, justify="left" if name == "stage" else "right")
+    for stage in bench.mini_seconds["refresh"]:
+        cells = [bench.mini_seconds[kind].get(stage) for kind in bench.mini_seconds]
+        shares.add_row(stage, *("" if c is None else f"{c:.2f}" for c in cells))
+    console.print(shares)
+
+
+def write_bench(bench: Bench, folder: Path) -> None:
+    """`bench.json` and `bench.png`."""
+    with storage_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "bench.json").write_text(json.dumps(asdict(bench), indent=2) + "\n", encoding="utf-8")
+        _draw(bench, folder / "bench.png")
+
+
+def _draw(bench: Bench, file: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 3.8), dpi=150)
+
+    def cost(step: Step) -> tuple[float, float, float]:
+        speed = bench.speed[step.name]
+        return 1 / speed.median, 1 / speed.median - 1 / speed.high, 1 / speed.low - 1 / speed.median
+
+    def curve(rewards: list[int], steps: list[Step], **style: Any) -> None:
+        costs = [cost(step) for step in steps]
+        spread = [[c[1] for c in costs], [c[2] for c in costs]]
+        axes.errorbar(rewards, [c[0] for c in costs], yerr=spread, capsize=3, **style)
+
+    curve(list(FUSED), list(FUSED.values()), marker="o", color="#2a6fbb", label="one gradient per reward, fused")
+    curve([5], [PASSES], marker="s", color="#c0504d", linestyle="", label="one backward pass per reward")
+    curve([5], [FUSED_LAZY], marker="o", color="#6aa84f", linestyle="", label="fused, regularised lazily")
+    axes.axhline(1.0, color="#777777", linewidth=1)
+    axes.annotate("weighted sum", (50, 1.0), ha="right", va="bottom", color="#555555")
+    axes.set_xlabel("rewards K")
+    axes.set_ylabel("cost of a step, weighted sum = 1")
+    axes.set_ylim(0)
+    axes.legend(frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(file)
+    plt.close(figure)
+
+
+def _machine(device: torch.device) -> dict[str, str]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"one thread of {_processor()}"
+    return {"device": name, "torch": torch.__version__, "python": platform.python_version(), "marble": __version__}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,161 @@
+"""The steps that are compared: the trainer's own gradient code on a random SD3 transformer.
+
+Weights are random, because speed does not depend on them. The old policy differs from the trained one, so that every
+step needs all three predictions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marble_rl.coefficients.harmonizer import Harmonizer
+from marble_rl.config.schema import LoraConfig, LossConfig, OldPolicyConfig, OptimizerConfig
+from marble_rl.gradients.accumulate import Method
+from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients
+from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
+from marble_rl.models.sd3 import SD3Conditioning, SD3Model
+from marble_rl.update import Updater
+
+LAZY = 4
+"""The lazily regularised steps take one in so many micro-batches."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the benchmark is. The default: 60 M parameters, 304 tokens, 8 samples in 4 micro-batches."""
+
+    layers: int = 4
+    heads: int = 10
+    latent: int = 32
+    text_tokens: int = 48
+    rank: int = 32
+    samples: int = 8
+    micro_batch: int = 2
+
+    @property
+    def tokens(self) -> int:
+        return (self.latent // 2) ** 2 + self.text_tokens
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kind of optimizer step."""
+
+    name: str
+    rewards: int
+    """0: a weighted sum, one advantage and one backward pass."""
+    method: Method = "fused"
+    regularize_every: int = 1
+
+
+WEIGHTED_SUM = Step("weighted sum", 0)
+WEIGHTED_SUM_LAZY = Step("weighted sum, lazy", 0, regularize_every=LAZY)
+PASSES = Step("K passes, K=5", 5, "passes")
+FUSED = {k: Step(f"fused, K={k}", k) for k in (1, 5, 20, 50)}
+FUSED_LAZY = Step("fused, K=5, lazy", 5, regularize_every=LAZY)
+STEPS = (WEIGHTED_SUM, WEIGHTED_SUM_LAZY, PASSES, *FUSED.values(), FUSED_LAZY)
+
+
+class Workload:
+    """A model, a batch, and everything that a step needs."""
+
+    def __init__(self, size: Size, device: torch.device, seed: int = 0) -> None:
+        self.size = size
+        dice = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = SD3Model(_pipeline(size), device, size.text_tokens)
+        self.policy = LoraPolicy(
+            self.model.transformer, LoraConfig(rank=size.rank, alpha=2 * size.rank), self.model.lora_targets, seed
+        )
+        random = {n: 0.01 * torch.randn(t.shape, generator=dice) for n, t in self.policy.tensors(OLD).items()}
+        self.policy.load_tensors(OLD, random)
+        self.updater = Updater(self.policy, OptimizerConfig(lr=1e-5), OldPolicyConfig())
+        width = 64 * size.heads
+        n = size.samples
+        conditioning = SD3Conditioning(
+            torch.randn(n, size.text_tokens, width, generator=dice), torch.randn(n, width, generator=dice)
+        )
+        self.batch = TrainingBatch(
+            x0=torch.randn(n, 4, size.latent, size.latent, generator=dice).to(device),
+            conditioning=conditioning.to(device),
+            slots=torch.arange(n),
+            samples=torch.zeros(n, dtype=torch.long),
+            halves=torch.arange(n) % 2,
+            sigmas=torch.rand(n, 1, generator=dice) * 0.9 + 0.05,
+            seed=seed,
+            step=0,
+        )
+        self._advantages = torch.randn(n, 1 + max(step.rewards for step in STEPS), generator=dice)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for n, p in self.model.transformer.named_parameters() if "lora_" not in n)
+
+    @property
+    def trained_parameters(self) -> int:
+        return int(self.policy.flat.numel())
+
+    def buffer_bytes(self, rewards: int) -> int:
+        """Of the flat gradient buffer [2, J + 1, P], the weighted-sum probe included."""
+        return 2 * (rewards + 2) * self.trained_parameters * 4
+
+    def gradients(self, step: Step) -> PolicyGradients:
+        """As the trainer computes them. Ours carries the weighted-sum probe as a further column; passes do not."""
+        columns = step.rewards + (step.method == "fused") if step.rewards else 1
+        return policy_gradients(
+            self.model,
+            self.policy,
+            self.batch,
+            self._advantages[:, :columns],
+            LossConfig(regularize_every=step.regularize_every),
+            per_column=step.rewards > 0,
+            micro_batch=self.size.micro_batch,
+            method=step.method,
+        )
+
+    def run(self, step: Step) -> None:
+        """A whole step after sampling: predictions, gradients, Gram and QP where there are rewards, the update."""
+        found = self.gradients(step)
+        g, k = found.gradients, step.rewards
+        gradient: Tensor = g.shared
+        if k:
+            harmonizer = Harmonizer([str(i) for i in range(k)])
+            weights = harmonizer.refresh(g.gram[:k, :k]).weights
+            gradient = weights.to(g.g) @ g.g[:k] + g.shared
+        self.updater.apply(gradient, found.base, 0)
+        assert not self.policy.equal(OLD, TRAINED)
+
+
+def _pipeline(size: Size) -> Any:
+    """An SD3 pipeline of which only the transformer matters."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+
+    from marble_rl.models.tiny import tiny_vae
+
+    width = 64 * size.heads
+    transformer = SD3Transformer2DModel(
+        sample_size=size.latent,
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=size.layers,
+        attention_head_dim=64,
+        num_attention_heads=size.heads,
+        caption_projection_dim=width,
+        joint_attention_dim=width,
+        pooled_projection_dim=width,
+        pos_embed_max_size=size.latent,
+        qk_norm="rms_norm",
+    )
+    torch.nn.init.normal_(transformer.proj_out.weight, std=0.02)
+    absent = dict.fromkeys(
+        ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "text_encoder_3", "tokenizer_3")
+    )
+    return StableDiffusion3Pipeline(
+        transformer=transformer, scheduler=FlowMatchEulerDiscreteScheduler(), vae=tiny_vae(2 * size.latent), **absent
+    )

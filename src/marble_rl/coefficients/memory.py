@@ -1,0 +1,55 @@
+"""Products of the unit gradients, averaged over refreshes.
+
+A batch's cosines are noisy. Averaging alpha* smooths a solution; averaging the products first smooths the problem.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class GramMemory:
+    """Running means of the Gram matrix of unit gradients and of their unbiased products.
+
+    An entry is averaged over the refreshes in which both rewards had a gradient; its first value is taken as it is.
+    """
+
+    def __init__(self, rewards: int, decay: float) -> None:
+        self.decay = decay
+        self.gram = torch.full((rewards, rewards), float("nan"), dtype=torch.float64)
+        self.cross = self.gram.clone()
+
+    @property
+    def known(self) -> Tensor:
+        """[K] bool: rewards that have had a gradient."""
+        return ~self.gram.diagonal().isnan()
+
+    def add(self, unit: Tensor, unit_cross: Tensor | None, active: Tensor) -> None:
+        """One batch's products [K, K], of which the rows and columns of ``active`` rewards count."""
+        both = active[:, None] & active[None, :]
+        self._blend(self.gram, unit, both)
+        if unit_cross is not None:
+            self._blend(self.cross, unit_cross, both)
+
+    def _blend(self, mean: Tensor, new: Tensor, where: Tensor) -> None:
+        first = where & mean.isnan()
+        mean[first] = new[first]
+        mean[where] = self.decay * mean[where] + (1 - self.decay) * new[where]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"gram": _listed(self.gram), "cross": _listed(self.cross)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.gram, self.cross = _tensor(state["gram"]), _tensor(state["cross"])
+
+
+def _listed(matrix: Tensor) -> list[list[float | None]]:
+    """JSON has no NaN."""
+    return [[None if x != x else x for x in row] for row in matrix.tolist()]
+
+
+def _tensor(rows: list[list[float | None]]) -> Tensor:
+    return torch.tensor([[float("nan") if x is None else x for x in row] for row in rows], dtype=torch.float64)
