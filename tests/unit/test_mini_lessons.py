@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,11 +200,18 @@ def test_no_caption_is_trained_on_and_held_out(source: str, written: Path) -> No
 
 def test_prompts_carry_what_rewards_need(written: Path) -> None:
     for end in ("", "-heldout"):
-        tasks = {line["tag"] for line in lines(written / f"mini-composition{end}.jsonl")}
-        # `a star`, `a marble`, ...: there are only four of these, and all of them are trained on.
-        assert tasks == (TASKS - {"single_object"} if end else TASKS)
+        assert {line["tag"] for line in lines(written / f"mini-composition{end}.jsonl")} == TASKS
         assert all(f'"{line["target"]}"' in line["prompt"] for line in lines(written / f"mini-text{end}.jsonl"))
         assert all(set(line) == {"prompt"} for line in lines(written / f"mini-general{end}.jsonl"))
+
+
+def test_held_out_prompts_have_their_share_of_every_task(written: Path) -> None:
+    train, heldout = (
+        Counter(line["tag"] for line in lines(written / f"mini-composition{end}.jsonl")) for end in ("", "-heldout")
+    )
+    for task in TASKS:
+        both = train[task] + heldout[task]
+        assert heldout[task] == pytest.approx(both * HELD_OUT / (TRAIN + HELD_OUT), abs=1.5), task
 
 
 def test_another_seed_gives_other_prompts(written: Path) -> None:

@@ -69,6 +69,7 @@ class Base(nn.Module):
 
 
 def train_base(
+    base: Base,
     latents: Tensor,
     captions: Sequence[str],
     *,
@@ -77,9 +78,9 @@ def train_base(
     seed: int,
     lr: float = 3e-3,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
-) -> Base:
-    """Flow matching with logit-normal times, as SD3 was trained; the weights returned are their running average."""
-    base = Base(seed)
+) -> None:
+    """Flow matching with logit-normal times, as SD3 was trained. ``base`` ends as the average of its last weights."""
+    base.train()
     tokens = base.tokens(captions)
     parameters = [p for p in base.parameters() if p.requires_grad]
     average = [p.detach().clone() for p in parameters]
@@ -111,7 +112,7 @@ def train_base(
     with torch.no_grad():
         for parameter, mean in zip(parameters, average, strict=True):
             parameter.copy_(mean)
-    return base.eval()
+    base.eval()
 
 
 def _by_kind(base: Base) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -24,6 +24,7 @@ from marble_rl.mini.autoencoder import encode, train_autoencoder
 from marble_rl.mini.base import Base, train_base
 from marble_rl.mini.corpus import Pictures, make_corpus
 from marble_rl.mini.render import SIZE
+from marble_rl.mini.scenes import SOURCES
 from marble_rl.mini.scorers import (
     TEXT_LENGTH,
     make_lessons,
@@ -57,6 +58,9 @@ class Recipe:
     base_threads: int = 2
     """The longest part by far. Another number rounds differently, and gives other weights."""
     base_steps: int = 4_500
+    second_sources: tuple[str, ...] = ("composition", "composition", "text", "composition", "general")
+    """A second course of as many new pictures: which of two objects has which colour is the slowest to learn."""
+    second_steps: int = 4_000
     base_batch: int = 64
     lessons: int = 9_000
     """Captions with right, wrong and flawed pictures, for the reward models."""
@@ -104,18 +108,26 @@ def _build_pipeline(folder: Path, recipe: Recipe, bar: Bar) -> None:
         seed=recipe.seed,
         on_step=bar("autoencoder", recipe.autoencoder_steps),
     )
-    corpus = make_corpus(
-        recipe.base_pictures, recipe.seed, spoilt=recipe.base_spoilt, miscaptioned=recipe.base_miscaptioned
-    )
-    with _threads(recipe.base_threads):
-        base = train_base(
-            encode(vae, corpus.images),
-            corpus.captions,
-            steps=recipe.base_steps,
-            batch=recipe.base_batch,
-            seed=recipe.seed,
-            on_step=bar("transformer", recipe.base_steps),
+    base = Base(recipe.seed)
+    courses = ((SOURCES, recipe.base_steps), (recipe.second_sources, recipe.second_steps))
+    for seed, (sources, steps) in enumerate(courses, start=recipe.seed):
+        corpus = make_corpus(
+            recipe.base_pictures,
+            seed,
+            spoilt=recipe.base_spoilt,
+            miscaptioned=recipe.base_miscaptioned,
+            sources=sources,
         )
+        with _threads(recipe.base_threads):
+            train_base(
+                base,
+                encode(vae, corpus.images),
+                corpus.captions,
+                steps=steps,
+                batch=recipe.base_batch,
+                seed=seed,
+                on_step=bar("transformer", steps),
+            )
     save_pipeline(folder, vae, base)
 
 

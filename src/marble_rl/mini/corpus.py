@@ -7,6 +7,7 @@ of the data is spoilt, in ways that a reward can tell: blur, low contrast, crook
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,13 +32,15 @@ class Corpus:
     """What the pictures show, also where the caption is wrong."""
 
 
-def make_corpus(count: int, seed: int, *, spoilt: float = 0.0, miscaptioned: float = 0.0) -> Corpus:
+def make_corpus(
+    count: int, seed: int, *, spoilt: float = 0.0, miscaptioned: float = 0.0, sources: Sequence[str] = SOURCES
+) -> Corpus:
     """``count`` scenes, the sources in turn; a share of pictures spoilt and a share of captions wrong."""
     dice = random.Random(seed)
     images = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
     scenes, captions = [], []
     for i in range(count):
-        source = SOURCES[i % len(SOURCES)]
+        source = sources[i % len(sources)]
         scene = draw_scene(source, dice)
         picture = render(scene, dice)
         images[i] = np.asarray(spoil(picture, dice) if dice.random() < spoilt else picture)

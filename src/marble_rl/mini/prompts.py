@@ -24,18 +24,24 @@ SEED = 2026
 def split(source: str, seed: int = SEED) -> tuple[list[Scene], list[Scene]]:
     """Different captions of a source: those to train on, and those held out."""
     dice = random.Random(f"prompts/{source}/{seed}")
-    chosen = _evenly([draw_scene(source, dice) for _ in range(DRAWS)], TRAIN + HELD_OUT)
-    dice.shuffle(chosen)
-    return chosen[HELD_OUT:], chosen[:HELD_OUT]
+    tasks = _by_task([draw_scene(source, dice) for _ in range(DRAWS)], TRAIN + HELD_OUT)
+    # Ordered by place within its task, the first part of the list has its share of every task.
+    placed = [((place + dice.random()) / len(task), scene) for task in tasks for place, scene in enumerate(task)]
+    chosen = [scene for _, scene in sorted(placed, key=lambda row: row[0])]
+    train, held_out = chosen[HELD_OUT:], chosen[:HELD_OUT]
+    dice.shuffle(train)
+    dice.shuffle(held_out)
+    return train, held_out
 
 
-def _evenly(scenes: list[Scene], count: int) -> list[Scene]:
-    """``count`` scenes of different captions, from GenEval's tasks in turn as long as each has any left."""
+def _by_task(scenes: list[Scene], count: int) -> list[list[Scene]]:
+    """``count`` scenes of different captions by GenEval's task, equally many of each as long as it has any left."""
     tasks: dict[str, dict[str, Scene]] = {}
     for scene in scenes:
         tasks.setdefault(scene.metadata.get("tag", ""), {}).setdefault(scene.caption, scene)
     rows = zip_longest(*(task.values() for task in tasks.values()))
-    return [scene for row in rows for scene in row if scene is not None][:count]
+    chosen = [scene for row in rows for scene in row if scene is not None][:count]
+    return [[scene for scene in chosen if scene.metadata.get("tag", "") == tag] for tag in tasks]
 
 
 def write_prompts(folder: Path) -> None:
