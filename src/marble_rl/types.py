@@ -58,6 +58,12 @@ class Conditioning:
     def to(self: ConditioningT, device: torch.device) -> ConditioningT:
         return self._map(lambda x: x.to(device))
 
+    @property
+    def bytes(self) -> int:
+        """In memory."""
+        tensors = [getattr(self, f.name) for f in dataclasses.fields(self)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
     @classmethod
     def cat(cls: type[ConditioningT], items: Sequence[ConditioningT]) -> ConditioningT:
         names = [f.name for f in dataclasses.fields(cls)]

@@ -17,7 +17,7 @@ from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gr
 from marble_rl.models import load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
-from marble_rl.models.sd3 import SD3Model
+from marble_rl.models.sd3 import SD3Conditioning, SD3Model
 from marble_rl.prompts import load_prompts
 from marble_rl.rollout.rollout import roll_out
 from marble_rl.rollout.solvers import solve_ode
@@ -331,6 +331,45 @@ def test_on_policy_the_old_prediction_is_not_computed(
     assert (saved.gradients.shared == 0).all()
     assert computed.gradients.shared.norm() < 1e-5 * computed.gradients.g.norm()
     assert (saved.gradients.g - computed.gradients.g).norm() < 1e-5 * computed.gradients.g.norm()
+
+
+def test_prompts_are_encoded_once_and_the_oldest_forgotten(model: SD3Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode = model.encode
+    monkeypatch.setattr(model, "encode", lambda texts: (encoded.extend(texts), encode(texts))[1])
+    one = encode(["a cup"])
+    cache = PromptCache(model, limit=2 * one.bytes)
+    both = cache.encode(["a cup", "a hat", "a cup"])
+    assert encoded == ["a cup", "a hat"]
+    assert isinstance(both, SD3Conditioning)
+    for row in (0, 2):
+        assert torch.equal(both.prompt_embeds[row], one.prompt_embeds[0])
+        assert torch.equal(both.pooled[row], one.pooled[0])
+    cache.encode(["a cup"])
+    cache.encode(["a kite"])  # the hat was unused for longest
+    cache.encode(["a cup", "a kite"])
+    assert encoded == ["a cup", "a hat", "a kite"]
+    cache.encode(["a hat"])
+    assert encoded[-1] == "a hat"
+    many = cache.encode(["one", "two", "three", "four"])  # more than it can keep
+    assert many.bytes == 4 * one.bytes
+
+
+def test_text_encoders_visit_the_device_only_to_encode(model: SD3Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen from where they are sent: there is no second device here."""
+    moves: list[str] = []
+    some = model.encode(["a cup"])
+    monkeypatch.setattr(model, "encode", lambda texts: (moves.append("encode"), some)[1])
+    for encoder in model.text_encoders:
+        monkeypatch.setattr(encoder, "to", lambda device: moves.append(str(device)))
+    cache = PromptCache(model)
+    cache.encode(["a cup"])
+    assert moves == ["encode"]
+    moves.clear()
+    monkeypatch.setattr(model, "device", torch.device("meta"))
+    cache.encode(["a hat", "a cup"])
+    cache.encode(["a hat", "a cup"])
+    assert moves == ["meta"] * 3 + ["encode"] + ["cpu"] * 3
 
 
 def test_diverged_latents_are_an_error(model: SD3Model, policy: LoraPolicy) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +32,23 @@ class DiffusionModel(ABC):
     def encode(self, texts: Sequence[str]) -> Conditioning:
         """Text encoders' output for B prompts."""
 
+    @property
+    @abstractmethod
+    def text_encoders(self) -> list[torch.nn.Module]:
+        """They stay in the CPU's memory and visit the device only to encode."""
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """Text encoders on the device for as long as this lasts; a 4.7 B parameter T5 would fill half a small card."""
+        away = self.device.type != "cpu"
+        for encoder in self.text_encoders if away else ():
+            encoder.to(self.device)
+        try:
+            yield
+        finally:
+            for encoder in self.text_encoders if away else ():
+                encoder.to("cpu")
+
     @abstractmethod
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, ...]:
         """Shape of one image's latent; None takes the model's own size."""
@@ -56,20 +74,34 @@ class DiffusionModel(ABC):
         """Attach the LoRA in ``folder`` to the transformer, for sampling only."""
 
 
+CACHE_BYTES = 4 << 30
+"""Of prompt embeddings in memory: about 800 prompts of SD3.5, which take 5 MB each."""
+
+
 class PromptCache:
-    """Prompt embeddings, encoded once per prompt text and kept on the CPU.
+    """Prompt embeddings, encoded once per prompt text and kept on the CPU; those unused for longest are forgotten.
 
     Prompts are encoded one at a time: an embedding must not depend on its neighbours in a batch.
     """
 
-    def __init__(self, model: DiffusionModel) -> None:
+    def __init__(self, model: DiffusionModel, limit: int = CACHE_BYTES) -> None:
         self._model = model
+        self._limit = limit
+        self._bytes = 0
         self._rows: dict[str, Conditioning] = {}
 
     def encode(self, texts: Sequence[str]) -> Conditioning:
         """Conditioning of the prompts on the model's device, in order."""
-        for text in texts:
-            if text not in self._rows:
-                self._rows[text] = self._model.encode([text]).to(torch.device("cpu"))
-        rows = [self._rows[text] for text in texts]
+        known = {text: self._rows.pop(text) for text in dict.fromkeys(texts) if text in self._rows}
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        if missing:
+            with self._model.encoding():
+                for text in missing:
+                    known[text] = self._model.encode([text]).to(torch.device("cpu"))
+                    self._bytes += known[text].bytes
+        self._rows |= known  # the newest come last
+        while self._bytes > self._limit and len(self._rows) > 1:
+            oldest = next(iter(self._rows))
+            self._bytes -= self._rows.pop(oldest).bytes
+        rows = [known[text] for text in texts]
         return type(rows[0]).cat(rows).to(self._model.device)

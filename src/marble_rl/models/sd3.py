@@ -42,15 +42,16 @@ class SD3Model(DiffusionModel):
     ]
 
     def __init__(self, pipeline: Any, device: torch.device, text_length: int | None = None) -> None:
-        self.pipeline = pipeline.to(device)
+        self.pipeline = pipeline
         self.pipeline.set_progress_bar_config(disable=True)
         self.device = device
         # diffusers pads prompts to 256 T5 tokens, also for a T5 that was built for fewer.
         self._text_length = text_length or min(DIFFUSERS_TEXT_LENGTH, self.pipeline.tokenizer_3.model_max_length)
         self.transformer = self.pipeline.transformer
-        for part in (self.transformer, self.pipeline.vae, *self._text_encoders()):
+        for part in (self.transformer, self.pipeline.vae, *self.text_encoders):
             part.requires_grad_(False).eval()
-        self.pipeline.vae.to(memory_format=torch.channels_last)  # its convolutions are a fifth faster on a CPU
+        self.transformer.to(device)
+        self.pipeline.vae.to(device, memory_format=torch.channels_last)  # its convolutions are a fifth faster on a CPU
 
     @classmethod
     def load(cls, path: str, device: torch.device, text_length: int | None = None) -> SD3Model:
@@ -125,7 +126,8 @@ class SD3Model(DiffusionModel):
     def read_lora(self, folder: Path) -> None:
         self.pipeline.load_lora_weights(str(folder))
 
-    def _text_encoders(self) -> list[torch.nn.Module]:
+    @property
+    def text_encoders(self) -> list[torch.nn.Module]:
         parts = (self.pipeline.text_encoder, self.pipeline.text_encoder_2, self.pipeline.text_encoder_3)
         return [part for part in parts if part is not None]
 
