@@ -87,16 +87,18 @@ def evaluate(
     shape = model.latent_shape(size.height, size.width)
     sigmas = model.sigmas(config.steps, shape)
     images = []
-    for start in range(0, len(work), config.batch_size):
-        batch = work[start : start + config.batch_size]
-        padded = batch + [batch[-1]] * (config.batch_size - len(batch))
-        noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
-        conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
-        _, pixels = sample(model, noise, conditioning, sigmas, config.solver)
-        images.append(pixels[: len(batch)])
-        on_images(len(batch))
+    with scorer.in_background(scorer.names, [prompt for prompt, _ in work]) as scoring:
+        for start in range(0, len(work), config.batch_size):
+            batch = work[start : start + config.batch_size]
+            padded = batch + [batch[-1]] * (config.batch_size - len(batch))
+            noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
+            conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
+            _, pixels = sample(model, noise, conditioning, sigmas, config.solver)
+            images.append(pixels[: len(batch)])
+            scoring.add(images[-1])
+            on_images(len(batch))
+        table = scoring.finish()
     pictures = torch.cat(images)
-    table = scorer.score(scorer.names, pictures, [prompt for prompt, _ in work], config.batch_size)
     return Evaluation(chosen, config.images_per_prompt, table, pictures)
 
 

@@ -91,8 +91,12 @@ class Display:
         try:
             yield
         finally:
-            spent = time.perf_counter() - start
-            self._stage_seconds[f"time/{name}"] = self._stage_seconds.get(f"time/{name}", 0.0) + spent
+            self.add_time(name, time.perf_counter() - start)
+
+    def add_time(self, name: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        key = f"time/{name}"
+        self._stage_seconds[key] = self._stage_seconds.get(key, 0.0) + seconds
 
     def within(self, step: int, fraction: float) -> None:
         """Move the bar inside a step."""

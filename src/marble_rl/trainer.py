@@ -157,20 +157,31 @@ class Trainer:
 
     def _gather(self, index: int) -> Experience:
         c = self.config
-        with self._display.stage("rollout"):
-            groups = self._inputs.train.draw(c.trainer.seed, index, c.rollout.groups, c.rollout.updates)
-            rollout = roll_out(
-                self.model,
-                self.policy,
-                self.prompt_cache,
-                groups,
-                c.rollout,
-                seed=c.trainer.seed,
-                index=index,
-                on_group=lambda done: self._display.within(self.step, 0.5 * done / c.rollout.groups),
-            )
-        with self._display.stage("rewards"):
-            table = self._inputs.scorer.score(self.names, rollout.images, rollout.prompts, c.rollout.group_size)
+        groups = self._inputs.train.draw(c.trainer.seed, index, c.rollout.groups, c.rollout.updates)
+        prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
+        with self._inputs.scorer.in_background(self.names, prompts) as scoring:
+            done = 0
+
+            def on_group(images: Tensor) -> None:
+                nonlocal done
+                done += 1
+                scoring.add(images)
+                self._display.within(self.step, 0.5 * done / c.rollout.groups)
+
+            with self._display.stage("rollout"):
+                rollout = roll_out(
+                    self.model,
+                    self.policy,
+                    self.prompt_cache,
+                    groups,
+                    c.rollout,
+                    seed=c.trainer.seed,
+                    index=index,
+                    on_group=on_group,
+                )
+            with self._display.stage("rewards"):
+                table = scoring.finish()
+        self._display.add_time("scoring", scoring.seconds)
         raw = group_advantages(table.values, rollout.group_ids, table.applicable, c.advantages.std)
         clip = c.loss.adv_clip
         scored = Scored(table, rollout.group_ids, raw.clamp(-clip, clip), c.advantages.std, clip)

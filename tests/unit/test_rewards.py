@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -115,3 +118,68 @@ def test_a_bad_score_names_reward_and_sample_and_is_never_zero(what: str) -> Non
     with pytest.raises(RewardFailed, match=r"reward 'odd' failed after 3 attempts on an image of prompt [23]"):
         scorer.score(["odd"], torch.zeros(4, 4, 4, 3, dtype=torch.uint8), prompts, batch_size=2)
     assert reward.calls == -3
+
+
+class Slow(Recorder):
+    """Takes its time, and notes the thread that it runs in."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.threads: set[int] = set()
+
+    def score(self, batch: RewardBatch) -> list[float]:
+        self.threads.add(threading.get_ident())
+        assert torch.get_num_threads() == 1
+        time.sleep(self.seconds)
+        return super().score(batch)
+
+
+def test_rewards_are_scored_while_the_next_images_are_made() -> None:
+    """Sampling 5 x 0.2 s with a reward that takes as long: little more than the sampling alone, not twice as much."""
+    reward = Slow(0.2)
+    scorer = Scorer([RewardConfig(type="x:y", name="r")], {"r": reward})
+    prompts = [Prompt(i, "yes", "s") for i in range(10)]
+    began = time.perf_counter()
+    with scorer.in_background(["r"], prompts) as scoring:
+        for _ in range(5):
+            time.sleep(0.2)
+            scoring.add(torch.zeros(2, 4, 4, 3, dtype=torch.uint8))
+        table = scoring.finish()
+    assert time.perf_counter() - began < 1.7
+    assert scoring.seconds >= 1.0
+    assert table.values[:, 0].tolist() == list(range(10))
+    assert len(reward.threads) == 1
+    assert threading.get_ident() not in reward.threads
+
+
+def test_sampling_stops_soon_after_a_reward_failed() -> None:
+    scorer = Scorer([RewardConfig(type="x:y", name="odd", retries=0)], {"odd": After("raise", calls=0)})
+    prompts = [Prompt(i, f"prompt {i}", "s") for i in range(100)]
+    added = []
+
+    def sample_slowly() -> None:
+        with scorer.in_background(["odd"], prompts) as scoring:
+            for prompt in prompts:
+                scoring.add(torch.zeros(1, 4, 4, 3, dtype=torch.uint8))
+                added.append(prompt)
+                time.sleep(0.02)
+
+    with pytest.raises(RewardFailed, match="odd"):
+        sample_slowly()
+    assert len(added) < 50
+
+
+def test_a_hanging_reward_is_left_behind() -> None:
+    hanging = Slow(30.0)
+    scorer = Scorer([RewardConfig(type="x:y", name="r")], {"r": hanging})
+
+    def be_stopped() -> None:
+        with scorer.in_background(["r"], [Prompt(0, "yes", "s")]) as scoring:
+            scoring.add(torch.zeros(1, 4, 4, 3, dtype=torch.uint8))
+            raise KeyboardInterrupt
+
+    began = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        be_stopped()
+    assert time.perf_counter() - began < 5

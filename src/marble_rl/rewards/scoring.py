@@ -1,14 +1,18 @@
 """Stage 3: score images with every reward that applies to them.
 
 Images go to a reward in batches of a fixed number of neighbouring rows (whole groups in training), so that a score
-does not depend on how the rest of the work was divided.
+does not depend on how the rest of the work was divided. A thread of its own scores a batch while the next one is
+sampled.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import TypeVar
 
 import torch
@@ -55,16 +59,20 @@ class Scorer:
 
     def score(self, names: Sequence[str], images: Tensor, prompts: Sequence[Prompt], batch_size: int) -> RewardTable:
         """Scores of images [N, H, W, 3] uint8 by the rewards named, ``batch_size`` neighbouring rows at a time."""
-        values = torch.zeros(len(prompts), len(names), dtype=torch.float64)
+        with self.in_background(names, prompts) as scoring:
+            for batch in images.split(batch_size):
+                scoring.add(batch)
+            return scoring.finish()
+
+    @contextmanager
+    def in_background(self, names: Sequence[str], prompts: Sequence[Prompt]) -> Iterator[BackgroundScoring]:
+        """Score batch after batch of the prompts' images while the caller goes on."""
         applicable = torch.tensor([[applies(n, self._rewards[n], p) for n in names] for p in prompts])
-        pixels: Images = images.numpy()
-        for column, name in enumerate(names):
-            for start in range(0, len(prompts), batch_size):
-                rows = [r for r in range(start, min(start + batch_size, len(prompts))) if applicable[r, column]]
-                if rows:
-                    batch = RewardBatch(pixels[rows], [prompts[r] for r in rows])
-                    values[rows, column] = torch.tensor(self._attempt(name, batch), dtype=torch.float64)
-        return RewardTable(tuple(names), values, applicable)
+        scoring = BackgroundScoring(self._attempt, tuple(names), prompts, applicable)
+        try:
+            yield scoring
+        finally:
+            scoring.close()
 
     def _attempt(self, name: str, batch: RewardBatch) -> list[float]:
         config = self._configs[name]
@@ -81,6 +89,73 @@ class Scorer:
                         f"({prompt.text!r}): {type(error).__name__}: {error}"
                     ) from error
         raise AssertionError("unreachable")
+
+
+class BackgroundScoring:
+    """Scores of N images that arrive in batches. One thread: reward models need not be safe for several."""
+
+    def __init__(
+        self,
+        attempt: Callable[[str, RewardBatch], list[float]],
+        names: tuple[str, ...],
+        prompts: Sequence[Prompt],
+        applicable: Tensor,
+    ) -> None:
+        self.seconds = 0.0
+        """Spent in rewards so far."""
+        self._attempt = attempt
+        self._prompts = prompts
+        self._table = RewardTable(names, torch.zeros(applicable.shape, dtype=torch.float64), applicable)
+        self._rows = 0
+        self._closed = False
+        self._error: Exception | None = None
+        self._batches: SimpleQueue[tuple[range, Images] | None] = SimpleQueue()
+        # A daemon: a reward that hangs must not keep a program alive that was told to stop.
+        self._thread = threading.Thread(target=self._work, args=(torch.get_num_threads(),), name="rewards", daemon=True)
+        self._thread.start()
+
+    def add(self, images: Tensor) -> None:
+        """The next rows' images [B, H, W, 3] uint8. Raises if a reward has failed on earlier ones."""
+        self._raise_error()
+        rows = range(self._rows, self._rows + len(images))
+        self._rows = rows.stop
+        self._batches.put((rows, images.numpy()))
+
+    def finish(self) -> RewardTable:
+        """Wait for all scores."""
+        self._batches.put(None)
+        self._thread.join()
+        self._raise_error()
+        assert self._rows == len(self._prompts), f"{self._rows} images were given for {len(self._prompts)} prompts"
+        return self._table
+
+    def close(self) -> None:
+        """Give up what has not been scored; a reward under way is left behind."""
+        self._closed = True
+        self._batches.put(None)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self, threads: int) -> None:
+        torch.set_num_threads(threads)  # OpenMP keeps this number for each thread
+        while (batch := self._batches.get()) is not None:
+            if self._closed or self._error is not None:
+                continue
+            try:
+                self._score(*batch)
+            except Exception as error:  # raised in the caller's thread
+                self._error = error
+
+    def _score(self, rows: range, pixels: Images) -> None:
+        began = time.perf_counter()
+        for column, name in enumerate(self._table.names):
+            chosen = [row for row in rows if self._table.applicable[row, column]]
+            if chosen:
+                batch = RewardBatch(pixels[[row - rows.start for row in chosen]], [self._prompts[r] for r in chosen])
+                self._table.values[chosen, column] = torch.tensor(self._attempt(name, batch), dtype=torch.float64)
+        self.seconds += time.perf_counter() - began
 
 
 class _BadScore(ValueError):

@@ -25,9 +25,12 @@ def roll_out(
     *,
     seed: int,
     index: int,
-    on_group: Callable[[int], None] = lambda done: None,
+    on_group: Callable[[Tensor], None] = lambda images: None,
 ) -> Rollout:
-    """Images of rollout number ``index``. Noise is drawn per (rollout, slot, sample), batches have a fixed shape."""
+    """Images of rollout number ``index``. Noise is drawn per (rollout, slot, sample), batches have a fixed shape.
+
+    ``on_group`` gets each group's images [group_size, H, W, 3] as soon as they are there.
+    """
     shape = model.latent_shape(config.height, config.width)
     sigmas = model.sigmas(config.steps, shape)
     conditioning = prompts.encode([group.prompt.text for group in groups])
@@ -38,11 +41,13 @@ def roll_out(
                 (generator(seed, "rollout", index, group.slot, s) for s in range(config.group_size)), shape
             )
             row = conditioning.rows(slice(group.slot, group.slot + 1))
-            for part in noise.split(config.images_at_once):
-                x0, pixels = sample(model, part, row.repeat(len(part)), sigmas, config.solver)
-                latents.append(x0)
-                images.append(pixels)
-            on_group(group.slot + 1)
+            parts = [
+                sample(model, part, row.repeat(len(part)), sigmas, config.solver)
+                for part in noise.split(config.images_at_once)
+            ]
+            latents.append(torch.cat([x0 for x0, _ in parts]))
+            images.append(torch.cat([pixels for _, pixels in parts]))
+            on_group(images[-1])
     return Rollout(groups, config.group_size, torch.cat(latents), torch.cat(images), conditioning, sigmas)
 
 
