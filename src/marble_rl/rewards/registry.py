@@ -20,6 +20,7 @@ BUILT_IN = {
     "pickscore": "marble_rl.rewards.clip:PickScore",
     "hpsv2": "marble_rl.rewards.clip:Hpsv2",
     "aesthetic": "marble_rl.rewards.clip:Aesthetic",
+    "imagereward": "marble_rl.rewards.imagereward:ImageReward",
     "ocr": "marble_rl.rewards.ocr:Ocr",
     "tesseract": "marble_rl.rewards.tesseract:Tesseract",
     "geneval": "marble_rl.rewards.geneval:GenEval",
