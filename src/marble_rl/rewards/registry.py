@@ -24,6 +24,8 @@ BUILT_IN = {
     "ocr": "marble_rl.rewards.ocr:Ocr",
     "tesseract": "marble_rl.rewards.tesseract:Tesseract",
     "geneval": "marble_rl.rewards.geneval:GenEval",
+    "judge": "marble_rl.rewards.judge:Judge",
+    "unifiedreward": "marble_rl.rewards.judge:UnifiedReward",
     "jpeg_compressibility": "marble_rl.rewards.jpeg_compressibility:JpegCompressibility",
     "brightness": "marble_rl.rewards.brightness:Brightness",
     "colour": "marble_rl.rewards.colour:Colour",
