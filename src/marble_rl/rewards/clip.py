@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -35,8 +36,8 @@ class ClipEmbedder:
         self.image_processor = CLIPImageProcessor.from_pretrained(processor or path)
 
     @torch.no_grad()
-    def images(self, images: Images) -> Tensor:
-        """[B, H, W, 3] uint8 -> [B, D]"""
+    def images(self, images: Images | Sequence[Image.Image]) -> Tensor:
+        """[B, H, W, 3] uint8, or B pictures of any sizes -> [B, D]"""
         pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"].to(self.device)
         return F.normalize(self.model.visual_projection(self.model.vision_model(pixels).pooler_output), dim=-1)
 

@@ -13,22 +13,30 @@ A detector says what is in the picture; the rules compare that with the prompt's
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from marble_rl.config import suggestion
 from marble_rl.errors import InputError
 from marble_rl.rewards.base import Images, RewardBase, RewardBatch
 from marble_rl.types import Prompt
 
+Mask = npt.NDArray[np.bool_]
 CLOSE = 0.1
 """Centres nearer than this share of the two objects' sizes are on the same line."""
 SIDEWAYS = 0.5
 """An object is left of another if more than this share of their distance, beyond what is close, points there."""
-DETECTORS = {"mini": "marble_rl.mini.detector:MiniDetector"}
+DETECTORS = {
+    "mini": "marble_rl.mini.detector:MiniDetector",
+    "photo": "marble_rl.rewards.detection:PhotoDetector",
+}
 SCORES = ("strict", "partial")
 
 
@@ -38,13 +46,16 @@ class Detection:
 
     name: str
     colour: str
+    """Empty as long as nobody has asked for it"""
     box: tuple[float, float, float, float]
     """left, top, right, bottom"""
     confidence: float
+    mask: Mask | None = field(default=None, compare=False, repr=False)
+    """[bottom - top, right - left]: the object's own pixels inside its box, if the detector knows them"""
 
 
 class Detector(Protocol):
-    """Finds objects. Construct without arguments; weights are read in `load`."""
+    """Finds objects. It is constructed with the params that are not the reward's own; weights are read in `load`."""
 
     def load(self, device: torch.device) -> None: ...
 
@@ -52,26 +63,27 @@ class Detector(Protocol):
         """Objects of each picture, in any order."""
 
 
+@runtime_checkable
+class Attentive(Protocol):
+    """A detector that looks again once it knows what the prompts ask for."""
+
+    def attend(
+        self, images: Images, found: Sequence[list[Detection]], wanted: Sequence[Mapping[str, Any]]
+    ) -> list[list[Detection]]:
+        """What `detect` found, in view of each prompt's metadata."""
+
+
 class GenEval(RewardBase):
     """Whether the objects, counts, colours and positions that the prompt asks for are all in the picture: 0 or 1.
 
-    ``score: partial`` gives the share of requirements met before the first that is not. ``detector`` is `mini` or an
-    import path.
+    ``score: partial`` gives the share of requirements met before the first that is not. ``detector`` is `mini`,
+    `photo` or an import path; further params are the detector's own.
     """
 
-    def __init__(self, detector: str = "mini", score: str = "strict") -> None:
-        path = DETECTORS.get(detector, detector)
-        if ":" not in path:
-            raise InputError(
-                f"detector: unknown {detector!r}; use {', '.join(DETECTORS)} or an import path `package.module:Class`"
-            )
+    def __init__(self, detector: str = "mini", score: str = "strict", **settings: Any) -> None:
         if score not in SCORES:
             raise InputError(f"score: unknown {score!r}; use one of {', '.join(SCORES)}")
-        module, _, name = path.partition(":")
-        try:
-            self.detector = cast(Detector, getattr(importlib.import_module(module), name)())
-        except (ImportError, AttributeError) as error:
-            raise InputError(f"detector: cannot import {path!r} ({error}); mend the path") from error
+        self.detector = _build_detector(detector, settings)
         self.strict = score == "strict"
 
     def applies_to(self, prompt: Prompt) -> bool:
@@ -82,8 +94,32 @@ class GenEval(RewardBase):
 
     def score(self, batch: RewardBatch) -> Sequence[float]:
         found = self.detector.detect(batch.images)
+        if isinstance(self.detector, Attentive):
+            found = self.detector.attend(batch.images, found, [prompt.metadata for prompt in batch.prompts])
         shares = [share_met(objects, prompt.metadata) for objects, prompt in zip(found, batch.prompts, strict=True)]
         return [float(share == 1) for share in shares] if self.strict else shares
+
+
+def _build_detector(detector: str, settings: Mapping[str, Any]) -> Detector:
+    path = DETECTORS.get(detector, detector)
+    if ":" not in path:
+        raise InputError(
+            f"detector: unknown {detector!r}; use {', '.join(DETECTORS)} or an import path `package.module:Class`"
+        )
+    module, _, name = path.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"detector: cannot import {path!r} ({error}); mend the path") from error
+    arguments = inspect.signature(kind).parameters
+    valid = [name for name, p in arguments.items() if p.kind is not p.VAR_KEYWORD]
+    for key in settings:
+        if key not in valid and len(valid) == len(arguments):
+            raise InputError(
+                f"unknown argument {key!r} for the detector {detector!r}.{suggestion(key, valid)} "
+                f"Valid: {', '.join(['detector', 'score', *valid])}"
+            )
+    return cast(Detector, kind(**settings))
 
 
 def share_met(objects: Sequence[Detection], metadata: Mapping[str, Any]) -> float:
@@ -93,7 +129,7 @@ def share_met(objects: Sequence[Detection], metadata: Mapping[str, Any]) -> floa
     failed = False
     matched: list[list[Detection]] = []
     for wanted in metadata["include"]:
-        chosen = _of_class(objects, wanted["class"])[: wanted["count"]]
+        chosen = standing_for(objects, wanted)
         results = [len(chosen) >= wanted["count"]]
         if "color" in wanted:
             results.append(results[0] and all(o.colour == wanted["color"] for o in chosen))
@@ -111,6 +147,11 @@ def share_met(objects: Sequence[Detection], metadata: Mapping[str, Any]) -> floa
         failed = failed or len(_of_class(objects, banned["class"])) >= banned["count"]
         passed += not failed
     return passed / checks
+
+
+def standing_for(objects: Sequence[Detection], wanted: Mapping[str, Any]) -> list[Detection]:
+    """The objects that an entry of `include` is checked on: the most certain of its class, up to its count."""
+    return _of_class(objects, wanted["class"])[: wanted["count"]]
 
 
 def _of_class(objects: Sequence[Detection], name: str) -> list[Detection]:
