@@ -12,6 +12,11 @@ def steady(images: list[np.ndarray], prompts: list[str], **meta: Any) -> list[fl
     return [float(image[..., 0].mean()) / 255 for image in images]
 
 
+def slow(images: list[np.ndarray], prompts: list[str], seconds: float) -> list[float]:
+    time.sleep(seconds)
+    return steady(images, prompts)
+
+
 class After:
     """Behaves until ``calls`` batches were scored, then does ``what``."""
 

@@ -280,6 +280,42 @@ def rewards_list(as_json: AsJson = False) -> None:
             typer.echo(f"{name:24}{text}")
 
 
+@rewards_app.command("serve", epilog="Example: marble rewards serve configs/mini.yaml --only pickscore --only hpsv2")
+def rewards_serve(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="Address to listen on. 127.0.0.1: this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Serve this reward; may be repeated. Default: all.")
+    ] = None,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Largest request, in MiB.")] = 256,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most images in a request.")] = 512,
+    device: Device = "auto",
+) -> None:
+    """Serve the rewards of CONFIG over HTTP, for `type: remote` in another config.
+
+    CONFIG may be a run's config, or have a `rewards` section only. To serve on any address that other machines can
+    reach, set MARBLE_REWARDS_TOKEN here and where you train. Ctrl-C and SIGTERM finish the requests under way.
+    """
+    from marble_rl.config import load_reward_configs
+
+    configs = load_reward_configs(config, overrides or [])
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # diffusers is not needed here, so not imported to hush it
+    from marble_rl.models import pick_device
+    from marble_rl.rewards.server import Limits, serve
+
+    serve(
+        configs,
+        host=host,
+        port=port,
+        only=only or [],
+        limits=Limits(max_body_mb << 20, max_batch),
+        device=pick_device(device),
+        notice=typer.echo,
+    )
+
+
 def _version(value: bool) -> None:
     if value:
         typer.echo(f"marble {__version__}")

@@ -16,9 +16,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Notes the first signal while the context is open."""
 
-    def __init__(self, notice: Callable[[str], None]) -> None:
+    def __init__(self, notice: Callable[[str], None], doing: str = "finishing this step, then saving") -> None:
         self._received: int | None = None
         self._notice = notice
+        self._doing = doing
         self._previous: dict[int, Any] = {}
 
     def pending(self) -> bool:
@@ -46,4 +47,4 @@ class Interrupts:
             raise KeyboardInterrupt
         self._received = signum
         name = signal.Signals(signum).name
-        self._notice(f"{name}: finishing this step, then saving. Once more stops at once.")
+        self._notice(f"{name}: {self._doing}. Once more stops at once.")

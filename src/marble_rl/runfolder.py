@@ -30,6 +30,10 @@ FREE_KEYS = (
     "model.device",
     "rewards.*.retries",
     "rewards.*.timeout",
+    "rewards.*.params.url",  # where a reward is computed, not what it says
+    "rewards.*.params.url.*",
+    "rewards.*.params.token_env",
+    "rewards.*.params.backoff",
 )
 
 

@@ -19,7 +19,7 @@ from marble_rl.types import Prompt
 from runs import train
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 ALWAYS = {"harmonizer.md"}
 """Pages whose every Python block is run; elsewhere only those with `<!-- tested -->` on the line before."""
 

@@ -46,7 +46,7 @@ print(time.perf_counter() - t)
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "sample", "evaluate", "export", "config show", "config check", "rewards list"]
+    "command", ["train", "sample", "evaluate", "export", "config show", "config check", "rewards list", "rewards serve"]
 )
 def test_each_command_has_help_with_an_example(command: str) -> None:
     outcome = marble(*command.split(), "--help")

@@ -16,6 +16,7 @@ from marble_rl.config.schema import (
     FixedBalance,
     GdpoBalance,
     MarbleBalance,
+    RewardConfig,
     RunConfig,
     SequentialBalance,
     SingleBalance,
@@ -31,9 +32,24 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Relative file names in it count from the config's own folder. Raises InputError with one line per mistake.
     """
     path = Path(path)
+    return _resolve(_overridden(path, overrides), path)
+
+
+def load_reward_configs(path: str | Path, overrides: Sequence[str] = ()) -> list[RewardConfig]:
+    """The rewards of a config. A file that has no other section will do."""
+    path = Path(path)
+    others = {"model": {"path": MINI}, "prompts": {"train": []}}
+    return _resolve({**others, **_overridden(path, overrides)}, path).rewards
+
+
+def _overridden(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     tree = _read(path)
     for override in overrides:
         _apply_override(tree, override)
+    return tree
+
+
+def _resolve(tree: dict[str, Any], path: Path) -> RunConfig:
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:

@@ -29,6 +29,7 @@ BUILT_IN = {
     "jpeg_compressibility": "marble_rl.rewards.jpeg_compressibility:JpegCompressibility",
     "brightness": "marble_rl.rewards.brightness:Brightness",
     "colour": "marble_rl.rewards.colour:Colour",
+    "remote": "marble_rl.rewards.remote:Remote",
 }
 
 

@@ -79,7 +79,7 @@ class Scorer:
         for attempt in range(config.retries + 1):
             try:
                 scores = _with_timeout(lambda: self._rewards[name].score(batch), config.timeout)
-                return _checked(scores, batch)
+                return checked(scores, batch)
             except Exception as error:
                 if attempt == config.retries:
                     prompt = batch.prompts[getattr(error, "row", 0)]
@@ -164,7 +164,8 @@ class _BadScore(ValueError):
         self.row = row
 
 
-def _checked(scores: Sequence[float], batch: RewardBatch) -> list[float]:
+def checked(scores: Sequence[float], batch: RewardBatch) -> list[float]:
+    """The scores, if there is one finite number for each image."""
     numbers = [float(score) for score in scores]
     if len(numbers) != len(batch.prompts):
         raise _BadScore(f"returned {len(numbers)} scores for {len(batch.prompts)} images")
