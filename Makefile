@@ -12,7 +12,7 @@ RUN := OMP_NUM_THREADS=1
 demo: $(READY)
 	@rm -rf runs/demo
 	$(RUN) $(BIN)/marble train configs/mini-demo.yaml --out runs/demo
-	$(RUN) $(BIN)/marble evaluate runs/demo
+	$(RUN) $(BIN)/marble evaluate runs/demo --images 2
 	@echo
 	@echo "Before and after, same prompts and seeds: runs/demo/evaluation/grid.png"
 	@echo "Next, for example:"

@@ -246,7 +246,7 @@ def test_what_is_sent(server: Server) -> None:
 
 def test_unifiedreward_has_its_own_question(server: Server) -> None:
     judge(server.url).score(batch(1, "a red cup"))
-    assert question(server.requests[0]).endswith("Text Caption: [a red cup]")
+    assert question(server.requests[0]).endswith("Caption: [a red cup]")
     assert "'Final Score:'" in question(server.requests[0])
 
 

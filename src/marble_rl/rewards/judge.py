@@ -198,24 +198,20 @@ class Judge(RewardBase):
 class UnifiedReward(Judge):
     """UnifiedReward's score from 1 to 5 for how well the picture shows its prompt, and how good it looks.
 
-    The question is that of the authors' script for scoring one picture (github.com/CodeGoat24/UnifiedReward,
-    inference_qwen/image_generation/qwen_point_score_image_generation.py), word for word, because scores depend on it.
-    They publish no pattern; ours reads the whole number behind `Final Score:`, so that a 10 is no 1.
+    The question is our wording of what the model was trained to answer. Scores depend on the wording: to compare with
+    published ones set ``prompt`` to the question of the authors' script (github.com/CodeGoat24/UnifiedReward,
+    inference_qwen/image_generation/qwen_point_score_image_generation.py). They publish no pattern; ours reads the
+    whole number behind `Final Score:`, so that a 10 is no 1.
     """
 
     default_model = "CodeGoat24/UnifiedReward-qwen-7b"
     default_prompt = (
-        "You are given a text caption and a generated image based on that caption. "
-        "Your task is to evaluate this image based on two key criteria:\n"
-        "1. Alignment with the Caption: Assess how well this image aligns with the provided caption. Consider the "
-        "accuracy of depicted objects, their relationships, and attributes as described in the caption.\n"
-        "2. Overall Image Quality: Examine the visual quality of this image, including clarity, detail preservation, "
-        "color accuracy, and overall aesthetic appeal.\n"
-        "Extract key elements from the provided text caption, evaluate their presence in the generated image using "
-        "the format: 'element (type): value' (where value=0 means not generated, and value=1 means generated), "
-        "and assign a score from 1 to 5 after 'Final Score:'.\n"
-        "Your task is provided as follows:\n"
-        "Text Caption: [{prompt}]"
+        "This image was generated from a text caption. Judge two things.\n"
+        "1. Does it show what the caption says: its objects, their attributes, and how they relate to each other?\n"
+        "2. How good is it to look at: sharpness, detail, colours, overall appeal?\n"
+        "Name the elements of the caption, each as 'element (type): value', where value is 1 if the image shows it "
+        "and 0 if not. Then write 'Final Score:' and a score from 1 to 5.\n"
+        "Caption: [{prompt}]"
     )
     default_pattern = r"Final Score:\s*([-+]?\d+(?:\.\d+)?)"
     default_scale = (1.0, 5.0)
