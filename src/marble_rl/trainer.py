@@ -293,7 +293,7 @@ class Trainer:
         self.prompt_cache = PromptCache(self.model)
         self.balancer = build_balancer(c)
         self.signal = SignalTracker(len(self.names))
-        self.updater = Updater(self.policy, c.optimizer, c.rollout.old_policy_decay)
+        self.updater = Updater(self.policy, c.optimizer, c.rollout.old_policy_decay, c.trainer.steps)
         if checkpoint:
             self._restore(checkpoint)
         self._experience = None

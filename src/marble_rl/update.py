@@ -18,10 +18,11 @@ from marble_rl.models.lora import EMA, OLD, TRAINED, LoraPolicy
 class Updater:
     """AdamW on the trained adapter, and the two adapters that follow it."""
 
-    def __init__(self, policy: LoraPolicy, config: OptimizerConfig, old_policy: OldPolicyConfig) -> None:
+    def __init__(self, policy: LoraPolicy, config: OptimizerConfig, old_policy: OldPolicyConfig, steps: int) -> None:
         self.policy = policy
         self.config = config
         self.old_policy = old_policy
+        self.steps = steps
         self._flat = nn.Parameter(policy.flat)
         self.optimizer = torch.optim.AdamW(
             [self._flat], lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
@@ -37,6 +38,7 @@ class Updater:
             raise NonFinite(
                 f"step {step}: loss {loss:g}, gradient norm {norm:g}; the update was not applied. Lower optimizer.lr"
             )
+        self.optimizer.param_groups[0]["lr"] = self.config.lr * schedule_factor(self.config.schedule, step / self.steps)
         self._flat.grad = gradient * min(1.0, self.config.grad_clip / (norm + 1e-6))
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -75,3 +77,11 @@ class Updater:
         parameters = self.policy.parameters
         parts = flat.detach().split([p.numel() for p in parameters])
         return [(n, part.view_as(p)) for n, p, part in zip(self.policy.names, parameters, parts, strict=True)]
+
+
+def schedule_factor(schedule: str, progress: float) -> float:
+    """Share of the learning rate left after ``progress`` (0 to 1) of the steps."""
+    left = min(max(1.0 - progress, 0.0), 1.0)
+    if schedule == "linear":
+        return left
+    return (1 - math.cos(math.pi * left)) / 2 if schedule == "cosine" else 1.0

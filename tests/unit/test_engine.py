@@ -47,7 +47,7 @@ def gradient_like(policy: LoraPolicy, seed: int = 0) -> torch.Tensor:
 
 def test_update_is_clipped_adamw_and_the_ema_follows(policy: LoraPolicy) -> None:
     config = OptimizerConfig(lr=0.01, grad_clip=0.5, weight_decay=0.1, ema_decay=0.9)
-    updater = Updater(policy, config, OldPolicyConfig())
+    updater = Updater(policy, config, OldPolicyConfig(), steps=10)
     start, gradient = flat(policy.tensors("default")).clone(), gradient_like(policy)
     norm = updater.apply(gradient, loss=1.0, step=0)
     assert norm == pytest.approx(float(gradient.norm()), rel=1e-6)
@@ -63,9 +63,23 @@ def test_update_is_clipped_adamw_and_the_ema_follows(policy: LoraPolicy) -> None
     assert torch.equal(flat(policy.tensors("old")), start)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [("constant", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]), ("cosine", [1, 0.853553, 0.5, 0.146447])],
+)
+def test_the_learning_rate_follows_its_schedule(policy: LoraPolicy, schedule: str, factors: list[float]) -> None:
+    """A fresh AdamW step moves a weight by the learning rate, whatever the gradient."""
+    config = OptimizerConfig(lr=0.01, weight_decay=0.0, schedule=schedule)
+    for step, factor in enumerate(factors):
+        before = flat(policy.tensors("default")).clone()
+        Updater(policy, config, OldPolicyConfig(), steps=4).apply(gradient_like(policy), loss=1.0, step=step)
+        moved = (flat(policy.tensors("default")) - before).abs().median()
+        assert float(moved) == pytest.approx(0.01 * factor, rel=1e-3)
+
+
 @pytest.mark.parametrize(("value", "loss"), [(float("nan"), 1.0), (float("inf"), 1.0), (0.0, float("nan"))])
 def test_nothing_changes_when_something_is_not_finite(policy: LoraPolicy, value: float, loss: float) -> None:
-    updater = Updater(policy, OptimizerConfig(), OldPolicyConfig())
+    updater = Updater(policy, OptimizerConfig(), OldPolicyConfig(), steps=10)
     updater.apply(gradient_like(policy), 1.0, 0)
     before = {a: flat(policy.tensors(a)).clone() for a in ("default", "old", "ema")}
     state = {name: tensor.clone() for name, tensor in updater.optimizer_tensors().items()}
@@ -91,7 +105,7 @@ def test_nothing_changes_when_something_is_not_finite(policy: LoraPolicy, value:
     ],
 )
 def test_old_policy_presets(policy: LoraPolicy, preset: str, done: int, decay: float) -> None:
-    updater = Updater(policy, OptimizerConfig(lr=0.1), RolloutConfig(old_policy=preset).old_policy_decay)
+    updater = Updater(policy, OptimizerConfig(lr=0.1), RolloutConfig(old_policy=preset).old_policy_decay, 10)
     updater.apply(gradient_like(policy), 1.0, 0)
     old, new = flat(policy.tensors("old")).clone(), flat(policy.tensors("default"))
     updater.follow(done)
@@ -99,7 +113,7 @@ def test_old_policy_presets(policy: LoraPolicy, preset: str, done: int, decay: f
 
 
 def test_optimizer_state_round_trip(policy: LoraPolicy) -> None:
-    updater = Updater(policy, OptimizerConfig(), OldPolicyConfig())
+    updater = Updater(policy, OptimizerConfig(), OldPolicyConfig(), steps=10)
     for step in range(3):
         updater.apply(gradient_like(policy, step), 1.0, step)
     weights = flat(policy.tensors("default")).clone()
@@ -112,7 +126,7 @@ def test_optimizer_state_round_trip(policy: LoraPolicy) -> None:
         for p in policy.parameters:
             p.copy_(weights[offset : offset + p.numel()].view_as(p))
             offset += p.numel()
-    fresh = Updater(policy, OptimizerConfig(), OldPolicyConfig())
+    fresh = Updater(policy, OptimizerConfig(), OldPolicyConfig(), steps=10)
     fresh.load_optimizer_tensors(saved)
     fresh.apply(gradient_like(policy, 9), 1.0, 3)
     assert torch.equal(flat(policy.tensors("default")), expected)

@@ -74,7 +74,7 @@ class Workload:
         )
         random = {n: 0.01 * torch.randn(t.shape, generator=dice) for n, t in self.policy.tensors(OLD).items()}
         self.policy.load_tensors(OLD, random)
-        self.updater = Updater(self.policy, OptimizerConfig(lr=1e-5), OldPolicyConfig())
+        self.updater = Updater(self.policy, OptimizerConfig(lr=1e-5), OldPolicyConfig(), steps=1)
         width = 64 * size.heads
         n = size.samples
         conditioning = SD3Conditioning(

@@ -267,6 +267,9 @@ class OptimizerConfig(Section):
 
     lr: PositiveFloat = 3e-4
     """Learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """`linear` and `cosine` let the learning rate fall to 0 at trainer.steps: late steps then average out their noise
+    instead of adding to it."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay of the first and second moments."""
     weight_decay: NonNegativeFloat = 1e-4
