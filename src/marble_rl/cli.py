@@ -203,7 +203,7 @@ def export(
 @app.command(epilog="Example: marble bench --out runs/bench")
 def bench(
     out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("runs/bench"),
-    rounds: Annotated[int, typer.Option(min=1, help="How often every step is timed.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every step is timed.")] = 3,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:

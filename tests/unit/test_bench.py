@@ -56,8 +56,10 @@ def test_ratios() -> None:
 
 
 def test_memory_is_that_of_a_process_of_its_own() -> None:
+    """Not of the one that asks, however much that one holds."""
+    ballast = torch.ones(3 * 2**27)
     peak = peak_memory(WEIGHTED_SUM, SMALL, CPU)
-    assert 50 * 2**20 < peak < 4 * 2**30
+    assert 50 * 2**20 < peak < ballast.nbytes
 
 
 def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -96,19 +97,25 @@ def peak_memory(step: Step, size: Size, device: torch.device) -> int:
 
 
 def _measure_here(request: str) -> None:
-    import resource
-
     wanted = json.loads(request)
     torch.set_num_threads(1)
     device = torch.device(wanted["device"])
     workload = Workload(Size(**wanted["size"]), device)
     step = next(step for step in STEPS if step.name == wanted["step"])
     workload.run(step)
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _peak_resident()
     print(json.dumps({"bytes": peak}))
+
+
+def _peak_resident() -> int:
+    """Bytes. Linux tells a child its parent's peak as its own in getrusage; /proc does not."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":
