@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from rich.console import Console
 
@@ -88,6 +89,11 @@ def test_stages_on_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["refresh"].keys() == {"rollout", "rewards", "gradients", "coefficients", "update"}
     assert found["ordinary"].keys() == {"rollout", "rewards", "gradients", "update"}
     assert all(seconds > 0 for stages in found.values() for seconds in stages.values())
+
+
+def test_stages_are_timed_with_the_demos_settings() -> None:
+    demo = yaml.safe_load((Path(__file__).parents[2] / "configs" / "mini-demo.yaml").read_text())
+    assert {section: demo[section] for section in run.MINI_SETTINGS} == run.MINI_SETTINGS
 
 
 def test_the_qp_is_timed() -> None:

@@ -288,3 +288,18 @@ def test_nothing_added():
         accumulator.add(None, None, None)
     with pytest.raises(ValueError, match="no rows"):
         accumulator.finish()
+
+
+def test_an_accumulator_serves_once():
+    """Its memory is the result's: adding to it would change gradients that somebody holds."""
+    model = Model()
+    accumulator = GradientAccumulator(J, model.params)
+    slope, base = model()
+    accumulator.add(slope, base, model.advantages)
+    found = accumulator.finish()
+    kept = found.g.clone()
+    with pytest.raises(ValueError, match="make a new one"):
+        accumulator.add(*model(), model.advantages)
+    with pytest.raises(ValueError, match="no rows"):
+        accumulator.finish()
+    assert torch.equal(found.g, kept)

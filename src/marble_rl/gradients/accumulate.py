@@ -95,6 +95,7 @@ class GradientAccumulator:
         ]
         self._rows = [0] * HALVES
         self._by_passes: set[int] = set()
+        self._finished = False
 
     def add(
         self,
@@ -104,6 +105,8 @@ class GradientAccumulator:
         halves: Tensor | None = None,
     ) -> None:
         """Add the rows of one micro-batch: slope [B], base [B], advantages [B, J], halves [B] of 0 or 1."""
+        if self._finished:
+            raise ValueError("finish() was called, and its result lies in this accumulator's memory; make a new one")
         rows = slope if slope is not None else base
         if rows is None:
             raise ValueError("give slope, base or both")
@@ -132,7 +135,7 @@ class GradientAccumulator:
 
     def finish(self) -> RewardGradients:
         """Means over all rows added, and their products. Ends the accumulator: the means take its memory."""
-        total = sum(self._rows)
+        total = 0 if self._finished else sum(self._rows)
         if total == 0:
             raise ValueError("no rows were added")
         half_gram = cross = None
@@ -144,7 +147,7 @@ class GradientAccumulator:
             cross = (half_gram[0, 1] + half_gram[1, 0]) / 2
         norms = gram.diagonal().clamp_min(0.0).sqrt()
         mean = self._sums[0].add_(self._sums[1]).div_(total)
-        self._rows = [0] * HALVES
+        self._finished = True
         return RewardGradients(mean[:-1], mean[-1], norms, gram, cross, half_gram, tuple(sorted(self._by_passes)))
 
     def _products(self) -> Tensor:
