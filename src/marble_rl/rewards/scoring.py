@@ -20,7 +20,7 @@ from torch import Tensor
 
 from marble_rl.config.schema import RewardConfig
 from marble_rl.errors import InputError, RewardFailed
-from marble_rl.rewards.base import Images, Reward, RewardBatch
+from marble_rl.rewards.base import Images, Reward, RewardBatch, Scores, traits_of
 from marble_rl.types import Prompt, RewardTable
 
 T = TypeVar("T")
@@ -76,12 +76,13 @@ class Scorer:
 
     def _attempt(self, name: str, batch: RewardBatch) -> list[float]:
         config = self._configs[name]
-        for attempt in range(config.retries + 1):
+        retries = traits_of(self._rewards[name]).retries if config.retries is None else config.retries
+        for attempt in range(retries + 1):
             try:
                 scores = _with_timeout(lambda: self._rewards[name].score(batch), config.timeout)
                 return checked(scores, batch)
             except Exception as error:
-                if attempt == config.retries:
+                if attempt == retries:
                     prompt = batch.prompts[getattr(error, "row", 0)]
                     attempts = "1 attempt" if attempt == 0 else f"{attempt + 1} attempts"
                     raise RewardFailed(
@@ -164,9 +165,9 @@ class _BadScore(ValueError):
         self.row = row
 
 
-def checked(scores: Sequence[float], batch: RewardBatch) -> list[float]:
+def checked(scores: Scores, batch: RewardBatch) -> list[float]:
     """The scores, if there is one finite number for each image."""
-    numbers = [float(score) for score in scores]
+    numbers = [float(score) for score in scores]  # type: ignore[arg-type]
     if len(numbers) != len(batch.prompts):
         raise _BadScore(f"returned {len(numbers)} scores for {len(batch.prompts)} images")
     for row, number in enumerate(numbers):
