@@ -7,12 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from marble_rl import __version__
 from marble_rl.errors import InputError, Interrupted, MarbleError
+
+if TYPE_CHECKING:
+    from marble_rl.config.schema import RewardConfig, RunConfig
 
 app = typer.Typer(
     name="marble",
@@ -280,6 +283,57 @@ def rewards_list(as_json: AsJson = False) -> None:
             typer.echo(f"{name:24}{text}")
 
 
+@rewards_app.command("check", epilog="Example: marble rewards check configs/mini.yaml --only ocr --image sign.png")
+def rewards_check(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Check this reward; may be repeated. Default: all.")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(help="Picture to score. Default: one that is drawn here.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Its prompt. Default: the first that a reward applies to.")] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Score a sample picture with each reward of CONFIG: score, latency, memory, finite, deterministic.
+
+    CONFIG may be a run's config, or have a `rewards` section only. Every reward is loaded and called as in training.
+    Exit code 1 if one of them fails.
+    """
+    from dataclasses import asdict
+
+    from marble_rl.config import load_scoring_config
+
+    settings = load_scoring_config(config, overrides or [])
+    configs = _chosen_rewards(settings, only)
+    _quiet_libraries()
+    import numpy as np
+    from rich.console import Console
+
+    from marble_rl.models import pick_device
+    from marble_rl.prompts import load_prompts
+    from marble_rl.rewards.checking import ChecksFailed, check_reward, print_checks, read_picture
+    from marble_rl.rewards.registry import build_rewards
+    from marble_rl.rewards.scoring import Scorer
+    from marble_rl.types import Prompt
+
+    given = [] if prompt is None else [Prompt(0, prompt, "given")]
+    sources = settings.prompts.train
+    known = given or (load_prompts(sources, "prompts.train").prompts if sources else [])
+    picture = np.empty(0, np.uint8) if image is None else read_picture(image)
+    chosen = pick_device(device)
+    scorer = Scorer(configs, build_rewards(configs))
+    with Console(stderr=True).status("checking rewards"):
+        checks = [check_reward(scorer[name], chosen, known, picture) for name in scorer.names]
+    if as_json:
+        _print_json([asdict(check) for check in checks])
+    else:
+        print_checks(checks, {name: scorer[name].traits for name in scorer.names}, Console())
+    failed = [check.name for check in checks if check.error is not None]
+    if failed:
+        raise ChecksFailed(f"{len(failed)} of {len(checks)} rewards failed: {', '.join(failed)}")
+
+
 @rewards_app.command("serve", epilog="Example: marble rewards serve configs/mini.yaml --only pickscore --only hpsv2")
 def rewards_serve(
     config: ConfigPath,
@@ -298,9 +352,9 @@ def rewards_serve(
     CONFIG may be a run's config, or have a `rewards` section only. To serve on any address that other machines can
     reach, set MARBLE_REWARDS_TOKEN here and where you train. Ctrl-C and SIGTERM finish the requests under way.
     """
-    from marble_rl.config import load_reward_configs
+    from marble_rl.config import load_scoring_config
 
-    configs = load_reward_configs(config, overrides or [])
+    configs = _chosen_rewards(load_scoring_config(config, overrides or []), only)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # diffusers is not needed here, so not imported to hush it
     from marble_rl.models import pick_device
     from marble_rl.rewards.server import Limits, serve
@@ -309,11 +363,18 @@ def rewards_serve(
         configs,
         host=host,
         port=port,
-        only=only or [],
         limits=Limits(max_body_mb << 20, max_batch),
         device=pick_device(device),
         notice=typer.echo,
     )
+
+
+def _chosen_rewards(settings: RunConfig, only: list[str] | None) -> list[RewardConfig]:
+    from marble_rl.config import require_name
+
+    for name in only or []:
+        require_name(name, [entry.name for entry in settings.rewards], "--only")
+    return [entry for entry in settings.rewards if not only or entry.name in only]
 
 
 def _version(value: bool) -> None:

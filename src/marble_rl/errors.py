@@ -25,6 +25,10 @@ class RewardFailed(RunStopped):
     """A reward raised, timed out or returned something that is not a finite number. It is never scored 0."""
 
 
+class RewardExploited(RunStopped):
+    """A held-out reward fell while the trained ones rose, and the config says to stop then."""
+
+
 class NonFinite(RunStopped):
     """A latent, loss or gradient was not finite. Nothing was updated from it."""
 

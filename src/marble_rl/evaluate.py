@@ -38,10 +38,11 @@ class Evaluation:
         return {name: mean for name, mean in found.items() if mean is not None}
 
     def per_prompt(self, reward: str) -> Tensor:
-        """[n]: mean over its images for each prompt that the reward applies to."""
+        """[prompts]: mean over the images that the reward applies to; NaN where there are none."""
         column = self.table.names.index(reward)
         values = self.table.values[:, column].view(-1, self.images_per_prompt)
-        return values[self.table.applicable[:: self.images_per_prompt, column]].mean(1)
+        applicable = self.table.applicable[:, column].view(-1, self.images_per_prompt)
+        return (values * applicable).sum(1) / applicable.sum(1)
 
     def scores(self, row: int) -> dict[str, float]:
         """What each reward that applies to it gave an image."""

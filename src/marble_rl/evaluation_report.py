@@ -42,7 +42,9 @@ class EvaluationReport:
         first, *_, last = [*self.results.values(), *self.results.values()]
         if first is last:
             return {}
-        return {name: paired_difference(first.per_prompt(name), last.per_prompt(name)) for name in first.means}
+        pairs = {name: (first.per_prompt(name), last.per_prompt(name)) for name in first.means}
+        both = {name: before.isfinite() & after.isfinite() for name, (before, after) in pairs.items()}
+        return {name: paired_difference(b[both[name]], a[both[name]]) for name, (b, a) in pairs.items()}
 
     def to_json(self) -> dict[str, Any]:
         return {

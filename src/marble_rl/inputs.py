@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marble_rl.config import RunConfig, require_name
-from marble_rl.errors import InputError
 from marble_rl.models import check_model_path
 from marble_rl.prompts import PromptSet, load_prompts
 from marble_rl.rewards.registry import build_rewards
-from marble_rl.rewards.scoring import Scorer, applies
+from marble_rl.rewards.scoring import Scorer
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,6 @@ def check_inputs(config: RunConfig) -> RunInputs:
             for name in prompt.rewards or ():
                 require_name(name, list(rewards), f"prompt {prompt.text!r} of the source {prompt.source!r}: rewards")
     train.check_groups(config.rollout.groups)
-    for name in config.trained_rewards:
-        if not any(applies(name, rewards[name], prompt) for prompt in train.prompts):
-            raise InputError(
-                f"rewards: {name!r} applies to no training prompt, so it could never be learnt; "
-                "add prompts that it applies to, name it in a source's `rewards`, or remove it"
-            )
-    return RunInputs(train, heldout, Scorer(config.rewards, rewards))
+    scorer = Scorer(config.rewards, rewards)
+    scorer.check_applicability(config.trained_rewards, train.prompts)
+    return RunInputs(train, heldout, scorer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,15 +10,36 @@ from torch import Tensor
 from marble_rl.coefficients.harmonizer import Coefficients
 from marble_rl.gradients.accumulate import RewardGradients
 from marble_rl.harmony import Harmony, SignalTracker, heldout_harmony, in_batch_harmony
+from marble_rl.rewards.calls import Counts
 from marble_rl.types import RewardTable
 
 Metrics = dict[str, float]
 
 
-def reward_metrics(table: RewardTable) -> Metrics:
+def reward_metrics(table: RewardTable, prefix: str = "reward") -> Metrics:
     """Mean of each reward over the samples that it applies to."""
-    means = {f"reward/{name}": table.mean(name) for name in table.names}
+    means = {f"{prefix}/{name}": table.mean(name) for name in table.names}
     return {key: mean for key, mean in means.items() if mean is not None}
+
+
+def clip_metrics(scores: RewardTable, clipped: RewardTable) -> Metrics:
+    """Share of the scores beyond their bounds, for each reward that has any there."""
+    beyond = (scores.values != clipped.values).sum(0) / scores.applicable.sum(0).clamp_min(1)
+    pairs = zip(scores.names, beyond.tolist(), strict=True)
+    return {f"guard/clipped/{name}": share for name, share in pairs if share > 0}
+
+
+def scoring_metrics(counts: Mapping[str, Counts]) -> Metrics:
+    """What each reward did since the last line; nothing for rewards that had nothing to do."""
+    metrics: Metrics = {}
+    for name, done in counts.items():
+        if done.calls:
+            metrics[f"time/reward/{name}"] = done.seconds / done.calls
+            metrics[f"scoring/failures/{name}"] = done.failures
+            metrics[f"scoring/retries/{name}"] = done.retries
+        if done.cached:
+            metrics[f"scoring/cached/{name}"] = done.cached
+    return metrics
 
 
 def by_name(prefix: str, names: Sequence[str], values: Tensor) -> Metrics:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -29,12 +29,19 @@ FREE_KEYS = (
     "trainer.eval_every",
     "model.device",
     "rewards.*.retries",
+    "rewards.*.backoff",
     "rewards.*.timeout",
+    "rewards.*.device",
+    "rewards.*.cache",
+    "rewards.*.watch*",
     "rewards.*.params.url",  # where a reward is computed, not what it says
     "rewards.*.params.url.*",
     "rewards.*.params.token_env",
     "rewards.*.params.backoff",
 )
+
+CHANGEABLE_KEYS = ("rewards.*.clip*", "rewards.*.schedule*", "rewards.*.batch_size", "rewards.*.precision")
+"""Keys of what a run is about that may change while it goes on, such as a reward that is to be exploited no longer."""
 
 
 class RunFolder:
@@ -74,7 +81,7 @@ class RunFolder:
             )
         changes = _changes(_tree(self.load_config()), _tree(config))
         for key, before, after in changes:
-            if key.split(".")[0] in IDENTITY and not _is_free(key):
+            if key.split(".")[0] in IDENTITY and not _is_free(key) and not _matches(key, CHANGEABLE_KEYS):
                 raise InputError(
                     f"--resume: {key} was {before!r} in {self.path}, now {after!r}; that is another run. "
                     "Restore the value, or give another --out"
@@ -114,7 +121,11 @@ class RunFolder:
 
 def _is_free(key: str) -> bool:
     """Whether a key may change without making it another run."""
-    return key.split(".")[0] in FREE or any(fnmatch(key, pattern) for pattern in FREE_KEYS)
+    return key.split(".")[0] in FREE or _matches(key, FREE_KEYS)
+
+
+def _matches(key: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(key, pattern) for pattern in patterns)
 
 
 def _tree(config: RunConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from marble_rl.checkpoint import Checkpoint, load_newest, save_checkpoint
 from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
-from marble_rl.errors import InputError, NonFinite, RunStopped, StorageFailed
+from marble_rl.errors import InputError, NonFinite, RewardExploited, RunStopped, StorageFailed
 from marble_rl.evaluate import evaluate
 from marble_rl.gradients.accumulate import FusedMismatch, Method
 from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
@@ -26,16 +26,18 @@ from marble_rl.harmony import SignalTracker
 from marble_rl.images import image_grid, save_image
 from marble_rl.inputs import check_inputs
 from marble_rl.interrupts import Interrupts
-from marble_rl.metrics import Metrics, by_name, refresh_metrics, reward_metrics
+from marble_rl.metrics import Metrics, by_name, clip_metrics, refresh_metrics, reward_metrics, scoring_metrics
 from marble_rl.models import load_model, pick_device
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, EMA, LoraPolicy
+from marble_rl.rewards.calls import Counts
 from marble_rl.rollout.rollout import roll_out
 from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display, MetricsFile
 from marble_rl.storage import save_safetensors, storage_errors
 from marble_rl.types import RewardTable, Rollout
 from marble_rl.update import Updater
+from marble_rl.watch import HackingWatch
 
 GRID_PROMPTS, GRID_IMAGES = 8, 8
 
@@ -58,8 +60,12 @@ class Experience:
 
     rollout: Rollout
     scored: Scored
+    table: RewardTable
+    """Scores as the rewards gave them; ``scored`` holds them within the bounds that training tells apart"""
     clamped: Tensor
     """[N] advantages of each sample that the clamp changed"""
+    watched: Metrics
+    """Mean of each watched reward"""
 
 
 class Trainer:
@@ -77,6 +83,9 @@ class Trainer:
     _display: Display
     _metrics_file: MetricsFile
     _experience: Experience | None
+    _watches: dict[str, HackingWatch]
+    _counts: dict[str, Counts]
+    """What each reward had done when the last line was logged."""
     _refreshed: bool
     """A refresh was done in this process: its gradients were checked, and parameters left to passes named."""
 
@@ -93,6 +102,7 @@ class Trainer:
         self.console = console or Console(stderr=True)
         self._inputs = check_inputs(config)
         self._device = pick_device(config.model.device)
+        self._inputs.scorer.check_devices()
         self.names = config.trained_rewards
         self._remarks = self.folder.check_start(config, resume)
 
@@ -135,7 +145,8 @@ class Trainer:
             gradient, loss, figures = self._combined(batch, experience.scored, rows)
 
         metrics = {
-            **reward_metrics(_rows_of(experience.scored.table, rows)),
+            **reward_metrics(experience.table.rows(rows)),
+            **clip_metrics(experience.table.rows(rows), experience.scored.table.rows(rows)),
             **figures,
             "guard/clamped": float(experience.clamped[rows].sum()),
         }
@@ -145,12 +156,16 @@ class Trainer:
             if update + 1 == c.rollout.updates:
                 self.updater.follow(self.step)
                 self._experience = None
+        alarms = self._watch(experience) if self._experience is None else {}
+        metrics |= experience.watched | {f"guard/watch/{name}": float(name in alarms) for name in self._watches}
         try:
             metrics |= self._evaluate_if_due()
         finally:  # the step is done and logged, also where a reward fails in its evaluation
+            metrics |= self._scoring_metrics()
             metrics |= self._display.take_times()
             self._metrics_file.append(step, metrics)
             self._display.step_done(self.step, metrics)
+        self._sound(alarms)
         return metrics
 
     # Stages 1-4: what was drawn, and what each reward thinks of it.
@@ -159,7 +174,11 @@ class Trainer:
         c = self.config
         groups = self._inputs.train.draw(c.trainer.seed, index, c.rollout.groups, c.rollout.updates)
         prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
-        with self._inputs.scorer.in_background(self.names, prompts) as scoring:
+        scorer = self._inputs.scorer
+        watched = [name for name in self._watches if name in scorer.names]
+        off = c.rewards_off(index * c.rollout.updates)
+        seconds_before = scorer.seconds
+        with scorer.in_background([*self.names, *watched], prompts, off) as scoring:
             done = 0
 
             def on_group(images: Tensor) -> None:
@@ -180,13 +199,16 @@ class Trainer:
                     on_group=on_group,
                 )
             with self._display.stage("rewards"):
-                table = scoring.finish()
-        self._display.add_time("scoring", scoring.seconds)
+                everything = scoring.finish()
+        self._display.add_time("scoring", scorer.seconds - seconds_before)
+        scores = everything.columns(self.names)
+        table = scorer.clipped(scores)
         raw = group_advantages(table.values, rollout.group_ids, table.applicable, c.advantages.std)
         clip = c.loss.adv_clip
         scored = Scored(table, rollout.group_ids, raw.clamp(-clip, clip), c.advantages.std, clip)
         self._draw_images(rollout)
-        return Experience(rollout, scored, (raw.abs() > clip).sum(dim=1))
+        watched_means = reward_metrics(everything.columns(watched), "watch")
+        return Experience(rollout, scored, scores, (raw.abs() > clip).sum(dim=1), watched_means)
 
     # Stages 5-7, either way: the gradient of the step, its loss, and figures for the log.
 
@@ -288,11 +310,15 @@ class Trainer:
             self.model = load_model(c.model.path, self._device, c.model.text_length)
             self.policy = LoraPolicy(self.model.transformer, c.lora, self.model.lora_targets, c.trainer.seed)
             remarks = self._inputs.scorer.load(self._device)
+            # Once more: a reward on another machine could not be asked before.
+            self._inputs.scorer.check_applicability(self.names, self._inputs.train.prompts)
         for remark in remarks:
             self._say(remark)
         self.prompt_cache = PromptCache(self.model)
         self.balancer = build_balancer(c)
         self.signal = SignalTracker(len(self.names))
+        self._watches = {n: HackingWatch(n, self.names, watch.window) for n, watch in c.watched_rewards.items()}
+        self._counts = self._inputs.scorer.counts()
         self.updater = Updater(self.policy, c.optimizer, c.rollout.old_policy_decay, c.trainer.steps)
         if checkpoint:
             self._restore(checkpoint)
@@ -307,10 +333,17 @@ class Trainer:
         self.updater.load_optimizer_tensors(checkpoint.optimizer)
         self.balancer.load_state_dict(checkpoint.state["balancer"])
         self.signal.load_state_dict(checkpoint.state["signal"])
+        for name, state in checkpoint.state["watches"].items():
+            if name in self._watches:
+                self._watches[name].load_state_dict(state)
 
     def _save(self) -> None:
         adapters = {f"{a}/{name}": t for a in ADAPTERS for name, t in self.policy.tensors(a).items()}
-        state = {"balancer": self.balancer.state_dict(), "signal": self.signal.state_dict()}
+        state = {
+            "balancer": self.balancer.state_dict(),
+            "signal": self.signal.state_dict(),
+            "watches": {name: watch.state_dict() for name, watch in self._watches.items()},
+        }
         checkpoint = Checkpoint(self.step, adapters, self.updater.optimizer_tensors(), state)
         with self._display.stage("checkpoint"):
             save_checkpoint(self.folder.checkpoints, checkpoint, self.config.trainer.keep_checkpoints)
@@ -323,6 +356,28 @@ class Trainer:
     def _write_lora(self) -> None:
         with storage_errors(str(self.folder.lora)):
             self.model.write_lora(self.folder.lora, EMA)
+
+    def _watch(self, experience: Experience) -> dict[str, str]:
+        """What is alarming about the watched rewards, once a rollout has been trained on."""
+        figures = {**reward_metrics(experience.table), **experience.watched}
+        means = {key.partition("/")[2]: mean for key, mean in figures.items()}
+        alarms = {name: watch.observe(means) for name, watch in self._watches.items()}
+        return {name: alarm for name, alarm in alarms.items() if alarm is not None}
+
+    def _sound(self, alarms: dict[str, str]) -> None:
+        for name, alarm in alarms.items():
+            if self.config.watched_rewards[name].action == "stop":
+                raise RewardExploited(
+                    f"after step {self.step}: {alarm}. Everything is saved: look at {self.folder.samples}, then take "
+                    "an earlier checkpoint, or go on with --resume (watch.action: warn only warns)"
+                )
+            self._say(f"warning after step {self.step}: {alarm}")
+
+    def _scoring_metrics(self) -> Metrics:
+        counts = self._inputs.scorer.counts()
+        since = {name: now.since(self._counts[name]) for name, now in counts.items()}
+        self._counts = counts
+        return scoring_metrics(since)
 
     def _evaluate_if_due(self) -> Metrics:
         every = self.config.trainer.eval_every
@@ -347,7 +402,3 @@ class Trainer:
 
     def _say(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)
-
-
-def _rows_of(table: RewardTable, rows: range) -> RewardTable:
-    return RewardTable(table.names, table.values[rows], table.applicable[rows])

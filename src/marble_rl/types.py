@@ -115,6 +115,14 @@ class RewardTable:
     applicable: Tensor
     """[N, K] bool"""
 
+    def columns(self, names: Sequence[str]) -> RewardTable:
+        """Of these rewards alone."""
+        chosen = [self.names.index(name) for name in names]
+        return RewardTable(tuple(names), self.values[:, chosen], self.applicable[:, chosen])
+
+    def rows(self, rows: range) -> RewardTable:
+        return RewardTable(self.names, self.values[rows], self.applicable[rows])
+
     def mean(self, name: str) -> float | None:
         """Mean over the samples that the reward applies to; None where there are none."""
         column = self.names.index(name)

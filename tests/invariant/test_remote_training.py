@@ -9,6 +9,7 @@ from typing import Any
 
 from marble_rl.config.schema import RewardConfig
 from marble_rl.rewards.registry import build_rewards
+from marble_rl.rewards.scoring import Scorer
 from marble_rl.rewards.server import Limits, RewardsServer
 from runs import base_config, lora_bytes, marble, train, write_config
 
@@ -16,7 +17,8 @@ from runs import base_config, lora_bytes, marble, train, write_config
 @contextmanager
 def serving(rewards: list[dict[str, Any]]) -> Iterator[str]:
     server = RewardsServer("127.0.0.1", 0, None, Limits())
-    server.start(build_rewards([RewardConfig(**reward) for reward in rewards]))
+    configs = [RewardConfig(**reward) for reward in rewards]
+    server.start(Scorer(configs, build_rewards(configs)))
     try:
         yield server.url
     finally:

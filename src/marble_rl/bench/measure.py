@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from marble_rl.bench.workload import STEPS, Size, Step, Workload
 from marble_rl.coefficients.min_norm import min_norm
+from marble_rl.memory import peak_resident
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,8 @@ def _measure_here(request: str) -> None:
     workload = Workload(Size(**wanted["size"]), device)
     step = next(step for step in STEPS if step.name == wanted["step"])
     workload.run(step)
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _peak_resident()
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident()
     print(json.dumps({"bytes": peak}))
-
-
-def _peak_resident() -> int:
-    """Bytes. Linux tells a child its parent's peak as its own in getrusage; /proc does not."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":

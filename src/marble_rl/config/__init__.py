@@ -1,13 +1,13 @@
 """Settings of a run: their schema, and how they are read."""
 
-from marble_rl.config.loading import dump_config, load_config, load_reward_configs, require_name, suggestion, to_yaml
+from marble_rl.config.loading import dump_config, load_config, load_scoring_config, require_name, suggestion, to_yaml
 from marble_rl.config.schema import RunConfig
 
 __all__ = [
     "RunConfig",
     "dump_config",
     "load_config",
-    "load_reward_configs",
+    "load_scoring_config",
     "require_name",
     "suggestion",
     "to_yaml",

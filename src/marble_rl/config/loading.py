@@ -35,11 +35,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return _resolve(_overridden(path, overrides), path)
 
 
-def load_reward_configs(path: str | Path, overrides: Sequence[str] = ()) -> list[RewardConfig]:
-    """The rewards of a config. A file that has no other section will do."""
+def load_scoring_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """A config of which only the rewards matter: a file that has no other section will do, and then no prompts."""
     path = Path(path)
     others = {"model": {"path": MINI}, "prompts": {"train": []}}
-    return _resolve({**others, **_overridden(path, overrides)}, path).rewards
+    return _resolve({**others, **_overridden(path, overrides)}, path)
 
 
 def _overridden(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -148,9 +148,13 @@ def _check_references(config: RunConfig) -> None:
                 f"rewards.{i} ({reward.name}).optional: true, but the reward is trained on; "
                 "only held-out rewards may be left out. Remove it, or set held_out: true"
             )
+        _check_hacking_guards(reward, f"rewards.{i} ({reward.name})")
     trained = config.trained_rewards
     if not trained:
         raise InputError("rewards: all of them are held_out; at least one must be trained")
+    for step in range(config.trainer.steps):
+        if len(config.rewards_off(step)) == len(trained):
+            raise InputError(f"rewards: no reward's `schedule` covers step {step}; leave one on in every step")
 
     balance = config.balance
     if isinstance(balance, SingleBalance):
@@ -198,6 +202,24 @@ def _check_references(config: RunConfig) -> None:
             f"rollout.updates: {rollout.updates} does not divide rollout.groups={rollout.groups}; "
             f"use a divisor of {rollout.groups}"
         )
+
+
+def _check_hacking_guards(reward: RewardConfig, where: str) -> None:
+    if reward.watch is not None and not reward.held_out:
+        raise InputError(f"{where}.watch: only held-out rewards are watched; remove it, or set held_out: true")
+    if reward.held_out and (reward.clip is not None or reward.schedule is not None):
+        raise InputError(f"{where}: is held out, so clip and schedule have nothing to act on; remove them")
+    if reward.clip is not None:
+        low, high = reward.clip
+        if (low is None and high is None) or (low is not None and high is not None and low >= high):
+            raise InputError(
+                f"{where}.clip: {list(reward.clip)} bounds nothing; give [lowest, highest], one may be null"
+            )
+    if reward.schedule == []:
+        raise InputError(f"{where}.schedule: is empty, so it would never be trained; set held_out: true instead")
+    for begin, end in reward.schedule or []:
+        if end is not None and begin >= end:
+            raise InputError(f"{where}.schedule: [{begin}, {end}] holds no step; give [from, until] with from < until")
 
 
 def _check_weights(weights: dict[str, float], names: Sequence[str], key: str) -> None:

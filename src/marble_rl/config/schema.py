@@ -167,6 +167,11 @@ class RewardConfig(Section):
     timeout: PositiveFloat | None = None
     """Seconds that one call may take; null waits for ever."""
 
+    def on_at(self, step: int) -> bool:
+        if self.schedule is None:
+            return True
+        return any(begin <= step and (end is None or step < end) for begin, end in self.schedule)
+
 
 class AdvantagesConfig(Section):
     """From rewards to advantages, within the images of one prompt."""
@@ -372,3 +377,12 @@ class RunConfig(Section):
     def trained_rewards(self) -> tuple[str, ...]:
         """Names of the K rewards that are trained, in order."""
         return tuple(reward.name for reward in self.rewards if not reward.held_out)
+
+    @property
+    def watched_rewards(self) -> dict[str, WatchConfig]:
+        """Held-out rewards that are scored during training, by name."""
+        return {reward.name: reward.watch for reward in self.rewards if reward.watch is not None}
+
+    def rewards_off(self, step: int) -> list[str]:
+        """Trained rewards whose schedule leaves this step out."""
+        return [reward.name for reward in self.rewards if not reward.held_out and not reward.on_at(step)]

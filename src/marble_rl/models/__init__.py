@@ -62,7 +62,7 @@ def load_model(path: str, device: torch.device, text_length: int | None = None) 
     return model
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, key: str = "model.device") -> torch.device:
     import torch
 
     if name == "auto":
@@ -70,9 +70,9 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"model.device: unknown device {name!r}; use auto, cpu, cuda or cuda:N") from None
+        raise InputError(f"{key}: unknown device {name!r}; use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"model.device: {name!r} asked for, but no CUDA device is available; use auto or cpu")
+        raise InputError(f"{key}: {name!r} asked for, but no CUDA device is available; use auto or cpu")
     return device
 
 

@@ -45,8 +45,9 @@ class Traits:
     """The same images and prompts always get the same scores, so a batch seen before need not be scored again."""
     media: Literal["image", "video"] = "image"
     """What it scores: [B, H, W, 3] or [B, F, H, W, 3]."""
-    concurrency: int = 1
-    """Batches under way at once. Rewards with 1 that share a device take turns; others wait for other machines."""
+    concurrency: int | None = None
+    """Batches under way at once, for a reward that waits for other machines. None: it computes here, one batch at a
+    time, and takes turns with the other rewards on its device."""
     retries: int = 1
     """Further attempts after a failure, where the config does not say."""
 
@@ -83,6 +84,8 @@ class RewardBase:
     """A reward that applies to every prompt and has nothing to load."""
 
     traits = Traits()
+    repeats = 0
+    """Attempts that it repeated itself within its calls; they are counted as failures and retries in the metrics."""
 
     def applies_to(self, prompt: Prompt) -> bool:
         return True

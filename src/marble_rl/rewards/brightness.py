@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marble_rl.rewards.base import RewardBase, RewardBatch
+from marble_rl.rewards.base import RewardBase, RewardBatch, Traits
 
 
 class Brightness(RewardBase):
     """Mean of all pixels in [0, 1]; with ``target`` minus the distance to it."""
+
+    traits = Traits(range=(-1.0, 1.0), deterministic=True)
 
     def __init__(self, target: float | None = None) -> None:
         self.target = target

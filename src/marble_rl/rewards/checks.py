@@ -11,27 +11,33 @@ from urllib.parse import urlsplit
 from marble_rl.errors import InputError
 
 
-def base_urls(url: Any) -> tuple[str, ...]:
-    """One address or a list of them, without a slash at the end."""
+def addresses(url: Any, example: str, secret_param: str) -> tuple[str, ...]:
+    """One address or a list of them, without a slash at the end. ``secret_param`` is where a key belongs instead."""
     given = [url] if isinstance(url, str) else url
     if not isinstance(given, Sequence) or not given:
-        raise InputError(f"url: {url!r} is no address; give the base of the API, such as http://localhost:8000/v1")
-    return tuple(_base_url(one) for one in given)
+        raise InputError(f"url: {url!r} is no address; give one, or a list of them, such as {example}")
+    return tuple(_address(one, example, secret_param) for one in given)
 
 
-def _base_url(url: Any) -> str:
+def _address(url: Any, example: str, secret_param: str) -> str:
     if isinstance(url, str) and re.search(r"[@?#]", url):
         # Not quoted: what stands there may be a secret.
         raise InputError(
-            "url: the address has a user, a `?` or a `#` in it; give the base of the API alone, "
-            "and the key in an environment variable named by api_key_env"
+            f"url: the address has a user, a `?` or a `#` in it; give one such as {example}, "
+            f"and a key in an environment variable named by {secret_param}"
         )
     if not isinstance(url, str) or not _is_address(url):
-        raise InputError(f"url: {url!r} is no address; give the base of the API, such as http://localhost:8000/v1")
-    base = url.rstrip("/")
-    if base.endswith("/chat/completions"):
-        raise InputError(f"url: {url!r} is too long; leave /chat/completions out, it is added")
-    return base
+        raise InputError(f"url: {url!r} is no address; give one such as {example}")
+    return url.rstrip("/")
+
+
+def base_urls(url: Any) -> tuple[str, ...]:
+    """Bases of chat servers' APIs."""
+    bases = addresses(url, "http://localhost:8000/v1", "api_key_env")
+    for base in bases:
+        if base.endswith("/chat/completions"):
+            raise InputError(f"url: {base!r} is too long; leave /chat/completions out, it is added")
+    return bases
 
 
 def _is_address(url: str) -> bool:
@@ -94,14 +100,14 @@ def number(name: str, value: Any, meaning: str, *, positive: bool = False) -> fl
     return float(value)
 
 
-def variable_name(api_key_env: Any) -> str | None:
+def variable_name(param: str, value: Any) -> str | None:
     """The name of the environment variable that holds a key; None where there is none."""
-    if api_key_env is None:
+    if value is None:
         return None
-    if not isinstance(api_key_env, str) or not re.fullmatch(r"[A-Z_][A-Z0-9_]*", api_key_env):
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
         # Capitals only, and not quoted: it may be the key itself.
         raise InputError(
-            "api_key_env: is not the name, in capitals, of an environment variable; put the key in one, "
+            f"{param}: is not the name, in capitals, of an environment variable; put the key in one, "
             "such as JUDGE_API_KEY, and give its name here"
         )
-    return api_key_env
+    return value

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from marble_rl.errors import InputError
-from marble_rl.rewards.base import RewardBase, RewardBatch
+from marble_rl.rewards.base import RewardBase, RewardBatch, Traits
 from marble_rl.types import Prompt
 
 COLOURS = {
@@ -28,6 +28,8 @@ class Colour(RewardBase):
     With ``colour`` it is that colour for every prompt. Without, it is the one that the prompt names, and the reward
     applies only to prompts that name exactly one of the six.
     """
+
+    traits = Traits(range=(-1.0, 1.0), deterministic=True)
 
     def __init__(self, colour: str | None = None) -> None:
         if colour is not None and colour not in COLOURS:

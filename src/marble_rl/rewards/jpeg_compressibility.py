@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 
 from PIL import Image
 
-from marble_rl.rewards.base import RewardBase, RewardBatch
+from marble_rl.rewards.base import RewardBase, RewardBatch, Traits
 
 
 class JpegCompressibility(RewardBase):
     """Minus the JPEG size in bytes per pixel: smooth images score high, noise scores low. Below 0."""
+
+    traits = Traits(range=(-math.inf, 0.0), deterministic=True)
 
     def __init__(self, quality: int = 95) -> None:
         self.quality = quality

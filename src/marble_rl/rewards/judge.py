@@ -21,7 +21,7 @@ from PIL import Image
 
 from marble_rl.errors import InputError
 from marble_rl.rewards import checks
-from marble_rl.rewards.base import Images, RewardBase, RewardBatch
+from marble_rl.rewards.base import Images, RewardBase, RewardBatch, Traits
 from marble_rl.rewards.chat import ChatClient, ChatError, with_retries
 from marble_rl.types import Prompt
 
@@ -77,7 +77,11 @@ class Judge(RewardBase):
         if extra is not None and not isinstance(extra, dict):
             raise InputError(f"extra: {extra!r} is not a mapping; give further fields of the request, or leave it out")
         self.extra = extra or {}
-        self._client = ChatClient(self.timeout, checks.variable_name(api_key_env))
+        # Pictures are retried one by one here, so whole batches need not be.
+        self.traits = Traits(range=self.scale or (-math.inf, math.inf), concurrency=1, retries=0)
+        self.repeats = 0
+        self._lock = threading.Lock()
+        self._client = ChatClient(self.timeout, checks.variable_name("api_key_env", api_key_env))
 
     def load(self, device: torch.device) -> None:
         """Nothing to load here; every server must answer, and know the model."""
@@ -118,7 +122,13 @@ class Judge(RewardBase):
             raise
 
     def _retried(self, attempt: Callable[[int], T], seed: str, stop: threading.Event) -> T:
-        return with_retries(attempt, retries=self.retries, backoff=self.backoff, dice=random.Random(seed), stop=stop)
+        def counted(number: int) -> T:
+            if number:
+                with self._lock:
+                    self.repeats += 1
+            return attempt(number)
+
+        return with_retries(counted, retries=self.retries, backoff=self.backoff, dice=random.Random(seed), stop=stop)
 
     def _ask(self, url: str, content: list[dict[str, Any]]) -> float:
         return self._read_score(url, self._client.post(url, "chat/completions", self._body(content)))

@@ -8,7 +8,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -16,7 +18,8 @@ from urllib.parse import urlsplit
 import torch
 
 from marble_rl.errors import InputError, RewardFailed
-from marble_rl.rewards.base import RewardBatch
+from marble_rl.rewards import checks
+from marble_rl.rewards.base import RewardBase, RewardBatch, Scores, Traits
 from marble_rl.rewards.wire import (
     PROTOCOL,
     TOKEN_VARIABLE,
@@ -24,6 +27,7 @@ from marble_rl.rewards.wire import (
     decode_applicability,
     decode_object,
     decode_scores,
+    decode_traits,
     encode_batch,
     encode_prompts,
 )
@@ -54,6 +58,8 @@ class Server:
         self.url = url.rstrip("/")
         self.token: str | None = None
         self.rests_until = -math.inf
+        self.under_way = 0
+        """Requests that it has not answered yet."""
         self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._host = parts.hostname or ""
         self._port = parts.port
@@ -103,7 +109,7 @@ def _reason(status: int, text: bytes) -> str:
     return f"{reason} (set {TOKEN_VARIABLE}, or the variable that `token_env` names)" if status == 401 else reason
 
 
-class Remote:
+class Remote(RewardBase):
     """A reward served by `marble rewards serve`, on one machine or several.
 
     ``url``: the server's address, or a list of them; ``reward``: its name there. ``timeout``: seconds that a server
@@ -122,19 +128,15 @@ class Remote:
         backoff: float = 0.5,
         token_env: str | None = None,
     ) -> None:
-        _require(isinstance(reward, str) and bool(reward), "reward", reward, "give the reward's name on the server")
-        _require(_is_number(timeout) and timeout > 0, "timeout", timeout, "give seconds above 0")
-        _require(type(retries) is int and retries >= 0, "retries", retries, "give a whole number, 0 or more")
-        _require(_is_number(backoff) and backoff >= 0, "backoff", backoff, "give seconds, 0 or more")
-        urls = [url] if isinstance(url, str) else url
-        _require(isinstance(urls, Sequence) and len(urls) > 0, "url", url, "give an address or a list of them")
-        for one in urls:
-            _check_url(one)
-        self.reward = reward
-        self.retries = retries
-        self.backoff = backoff
-        self.token_env = token_env
-        self._servers = [Server(one, timeout) for one in urls]
+        self.reward = checks.text("reward", reward, "the reward's name on the server")
+        self.retries = checks.whole("retries", retries, 0)
+        self.backoff = checks.number("backoff", backoff, "0 or more seconds")
+        self.token_env = checks.variable_name("token_env", token_env)
+        seconds = checks.number("timeout", timeout, "more than 0 seconds", positive=True)
+        urls = checks.addresses(url, "http://127.0.0.1:8765", "token_env")
+        self._servers = [Server(one, seconds) for one in urls]
+        self.traits = self._own_traits(Traits())
+        self.repeats = 0
         self._turns = itertools.count()
         self._lock = threading.Lock()
         self._loaded = False
@@ -158,9 +160,14 @@ class Remote:
                 f"{health.get('protocol')!r}, version {health.get('version')!r}); install the same marble-rl on both"
             )
         served = health.get("rewards")
-        if not isinstance(served, list) or self.reward not in served:
-            names = ", ".join(map(str, served)) if isinstance(served, list) else "unknown"
+        if not isinstance(served, dict) or self.reward not in served:
+            names = ", ".join(served) if isinstance(served, dict) else "unknown"
             raise ServerFailed(f"{server.url}: does not serve it; served are: {names}")
+        self.traits = self._own_traits(decode_traits(served[self.reward]))
+
+    def _own_traits(self, served: Traits) -> Traits:
+        """As declared on the server; but a batch for each server may be under way, and retries are made here."""
+        return replace(served, concurrency=len(self._servers), retries=0)
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Before `load` there is nobody to ask: then it may apply to any prompt."""
@@ -177,7 +184,7 @@ class Remote:
                 raise RewardFailed(f"whether it applies to the prompt {prompt.text!r} is unknown: {error}") from error
         return self._applies[body]
 
-    def score(self, batch: RewardBatch) -> Sequence[float]:
+    def score(self, batch: RewardBatch) -> Scores:
         body = encode_batch(batch)
         return self._attempt(
             self._in_turn(),
@@ -185,11 +192,13 @@ class Remote:
         )
 
     def _in_turn(self) -> list[Server]:
-        """The servers in the order in which to try them: another one first every time, those that failed last."""
+        """The servers in the order in which to try them: another one first every time, busy ones later, those that
+        failed last."""
         with self._lock:
             first = next(self._turns) % len(self._servers)
         now = time.monotonic()
-        return sorted(self._servers[first:] + self._servers[:first], key=lambda server: server.rests_until > now)
+        servers = self._servers[first:] + self._servers[:first]
+        return sorted(servers, key=lambda server: (server.rests_until > now, server.under_way))
 
     def _attempt(self, servers: Sequence[Server], ask: Callable[[Server], T]) -> T:
         failures = []
@@ -197,8 +206,11 @@ class Remote:
             server = servers[attempt % len(servers)]
             if attempt:
                 time.sleep(min(self.backoff * 2 ** (attempt - 1), LONGEST_PAUSE))
+                with self._lock:
+                    self.repeats += 1
             try:
-                answer = ask(server)
+                with self._asking(server):
+                    answer = ask(server)
             except ServerFailed as error:
                 failures.append(str(error))
             except Malformed as error:
@@ -210,26 +222,16 @@ class Remote:
         reasons = "; ".join(f"{reason} ({n} times)" if n > 1 else reason for reason, n in _counted(failures))
         raise RemoteFailed(f"remote reward {self.reward!r}: {reasons}")
 
+    @contextmanager
+    def _asking(self, server: Server) -> Iterator[None]:
+        with self._lock:
+            server.under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                server.under_way -= 1
+
 
 def _counted(items: Sequence[str]) -> list[tuple[str, int]]:
     return [(item, items.count(item)) for item in dict.fromkeys(items)]
-
-
-def _check_url(url: Any) -> None:
-    fix = "give an address such as http://127.0.0.1:8765"
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not parts.username
-    except (ValueError, TypeError, AttributeError):
-        fits = False
-    _require(fits, "url", url, fix)
-    _require(not (parts.query or parts.fragment), "url", url, fix)
-
-
-def _require(fits: bool, key: str, value: Any, fix: str) -> None:
-    if not fits:
-        raise InputError(f"{key}: found {value!r}; {fix}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

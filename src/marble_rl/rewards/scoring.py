@@ -1,47 +1,39 @@
 """Stage 3: score images with every reward that applies to them.
 
 Images go to a reward in batches of a fixed number of neighbouring rows (whole groups in training), so that a score
-does not depend on how the rest of the work was divided. A thread of its own scores a batch while the next one is
-sampled.
+does not depend on how the rest of the work was divided.
 """
 
 from __future__ import annotations
 
-import math
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
-from typing import TypeVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from marble_rl.config.schema import RewardConfig
-from marble_rl.errors import InputError, RewardFailed
-from marble_rl.rewards.base import Images, Reward, RewardBatch, Scores, traits_of
+from marble_rl.errors import InputError
+from marble_rl.rewards.background import BackgroundScoring
+from marble_rl.rewards.base import Reward
+from marble_rl.rewards.calls import CalledReward, Counts
 from marble_rl.types import Prompt, RewardTable
-
-T = TypeVar("T")
-
-
-def applies(name: str, reward: Reward, prompt: Prompt) -> bool:
-    """The prompt file decides first, then the reward itself."""
-    return (prompt.rewards is None or name in prompt.rewards) and reward.applies_to(prompt)
 
 
 class Scorer:
-    """The rewards of a run, ready to score."""
+    """The rewards of a run, ready to score. Their models are loaded once, for training and evaluation."""
 
     def __init__(self, configs: Sequence[RewardConfig], rewards: Mapping[str, Reward]) -> None:
-        self._configs = {config.name: config for config in configs}
-        self._rewards = dict(rewards)
+        self._rewards = {config.name: CalledReward(config, rewards[config.name]) for config in configs}
 
     @property
     def names(self) -> tuple[str, ...]:
         """All rewards; after `load`, those that could be loaded."""
         return tuple(self._rewards)
+
+    def __getitem__(self, name: str) -> CalledReward:
+        return self._rewards[name]
 
     def load(self, device: torch.device) -> list[str]:
         """Load every reward's weights. Optional rewards that cannot be loaded are left out, and remarked on."""
@@ -51,11 +43,20 @@ class Scorer:
                 reward.load(device)
             except Exception as error:
                 message = f"{name!r} cannot be loaded: {type(error).__name__}: {error}"
-                if not self._configs[name].optional:
+                if not reward.config.optional:
                     raise InputError(f"rewards: {message}") from error
                 del self._rewards[name]
                 remarks.append(f"left out: optional reward {message}")
         return remarks
+
+    def check_applicability(self, names: Sequence[str], prompts: Sequence[Prompt]) -> None:
+        """Each of these rewards must have a prompt to learn from."""
+        for name in names:
+            if not any(self._rewards[name].applies_to(prompt) for prompt in prompts):
+                raise InputError(
+                    f"rewards: {name!r} applies to no training prompt, so it could never be learnt; "
+                    "add prompts that it applies to, name it in a source's `rewards`, or remove it"
+                )
 
     def score(self, names: Sequence[str], images: Tensor, prompts: Sequence[Prompt], batch_size: int) -> RewardTable:
         """Scores of images [N, H, W, 3] uint8 by the rewards named, ``batch_size`` neighbouring rows at a time."""
@@ -65,135 +66,42 @@ class Scorer:
             return scoring.finish()
 
     @contextmanager
-    def in_background(self, names: Sequence[str], prompts: Sequence[Prompt]) -> Iterator[BackgroundScoring]:
-        """Score batch after batch of the prompts' images while the caller goes on."""
-        applicable = torch.tensor([[applies(n, self._rewards[n], p) for n in names] for p in prompts])
-        scoring = BackgroundScoring(self._attempt, tuple(names), prompts, applicable)
+    def in_background(
+        self, names: Sequence[str], prompts: Sequence[Prompt], off: Collection[str] = ()
+    ) -> Iterator[BackgroundScoring]:
+        """Score batch after batch of the prompts' images while the caller goes on. Rewards that are ``off`` have their
+        columns in the table, but apply to nothing."""
+        rewards = [self._rewards[name] for name in names]
+        applicable = torch.tensor([[r.name not in off and r.applies_to(prompt) for r in rewards] for prompt in prompts])
+        scoring = BackgroundScoring(rewards, prompts, applicable)
         try:
             yield scoring
         finally:
             scoring.close()
 
-    def _attempt(self, name: str, batch: RewardBatch) -> list[float]:
-        config = self._configs[name]
-        retries = traits_of(self._rewards[name]).retries if config.retries is None else config.retries
-        for attempt in range(retries + 1):
-            try:
-                scores = _with_timeout(lambda: self._rewards[name].score(batch), config.timeout)
-                return checked(scores, batch)
-            except Exception as error:
-                if attempt == retries:
-                    prompt = batch.prompts[getattr(error, "row", 0)]
-                    attempts = "1 attempt" if attempt == 0 else f"{attempt + 1} attempts"
-                    raise RewardFailed(
-                        f"reward {name!r} failed after {attempts} on an image of prompt {prompt.index} "
-                        f"({prompt.text!r}): {type(error).__name__}: {error}"
-                    ) from error
-        raise AssertionError("unreachable")
+    def clipped(self, table: RewardTable) -> RewardTable:
+        """The scores within the bounds that the config sets to what training may tell apart."""
+        values = table.values.clone()
+        for column, name in enumerate(table.names):
+            reward = self._rewards[name]
+            if reward.config.clip is not None:
+                low, high = reward.config.clip
+                if not reward.traits.higher_is_better:  # the table holds minus the reward's own units
+                    low, high = (None if high is None else -high), (None if low is None else -low)
+                values[:, column].clamp_(low, high)
+        # Cells that no reward applies to stay 0, as everywhere.
+        return replace(table, values=torch.where(table.applicable, values, table.values))
 
+    def check_devices(self) -> None:
+        """Whether the devices that the config asks for are there."""
+        for reward in self._rewards.values():
+            reward.check_device()
 
-class BackgroundScoring:
-    """Scores of N images that arrive in batches. One thread: reward models need not be safe for several."""
+    @property
+    def seconds(self) -> float:
+        """Spent in rewards so far, all of them together."""
+        return sum(reward.counts.seconds for reward in self._rewards.values())
 
-    def __init__(
-        self,
-        attempt: Callable[[str, RewardBatch], list[float]],
-        names: tuple[str, ...],
-        prompts: Sequence[Prompt],
-        applicable: Tensor,
-    ) -> None:
-        self.seconds = 0.0
-        """Spent in rewards so far."""
-        self._attempt = attempt
-        self._prompts = prompts
-        self._table = RewardTable(names, torch.zeros(applicable.shape, dtype=torch.float64), applicable)
-        self._rows = 0
-        self._closed = False
-        self._error: Exception | None = None
-        self._batches: SimpleQueue[tuple[range, Images] | None] = SimpleQueue()
-        # A daemon: a reward that hangs must not keep a program alive that was told to stop.
-        self._thread = threading.Thread(target=self._work, args=(torch.get_num_threads(),), name="rewards", daemon=True)
-        self._thread.start()
-
-    def add(self, images: Tensor) -> None:
-        """The next rows' images [B, H, W, 3] uint8. Raises if a reward has failed on earlier ones."""
-        self._raise_error()
-        rows = range(self._rows, self._rows + len(images))
-        self._rows = rows.stop
-        self._batches.put((rows, images.numpy()))
-
-    def finish(self) -> RewardTable:
-        """Wait for all scores."""
-        self._batches.put(None)
-        self._thread.join()
-        self._raise_error()
-        assert self._rows == len(self._prompts), f"{self._rows} images were given for {len(self._prompts)} prompts"
-        return self._table
-
-    def close(self) -> None:
-        """Give up what has not been scored; a reward under way is left behind."""
-        self._closed = True
-        self._batches.put(None)
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _work(self, threads: int) -> None:
-        torch.set_num_threads(threads)  # OpenMP keeps this number for each thread
-        while (batch := self._batches.get()) is not None:
-            if self._closed or self._error is not None:
-                continue
-            try:
-                self._score(*batch)
-            except Exception as error:  # raised in the caller's thread
-                self._error = error
-
-    def _score(self, rows: range, pixels: Images) -> None:
-        began = time.perf_counter()
-        for column, name in enumerate(self._table.names):
-            chosen = [row for row in rows if self._table.applicable[row, column]]
-            if chosen:
-                batch = RewardBatch(pixels[[row - rows.start for row in chosen]], [self._prompts[r] for r in chosen])
-                self._table.values[chosen, column] = torch.tensor(self._attempt(name, batch), dtype=torch.float64)
-        self.seconds += time.perf_counter() - began
-
-
-class _BadScore(ValueError):
-    def __init__(self, message: str, row: int = 0) -> None:
-        super().__init__(message)
-        self.row = row
-
-
-def checked(scores: Scores, batch: RewardBatch) -> list[float]:
-    """The scores, if there is one finite number for each image."""
-    numbers = [float(score) for score in scores]  # type: ignore[arg-type]
-    if len(numbers) != len(batch.prompts):
-        raise _BadScore(f"returned {len(numbers)} scores for {len(batch.prompts)} images")
-    for row, number in enumerate(numbers):
-        if not math.isfinite(number):
-            raise _BadScore(f"returned {number} for image {row} of its batch", row)
-    return numbers
-
-
-def _with_timeout(call: Callable[[], T], seconds: float | None) -> T:
-    """Run in a thread of its own where a timeout is set; a call that hangs is left behind, not waited for."""
-    if seconds is None:
-        return call()
-    outcome: list[tuple[T | None, Exception | None]] = []
-
-    def target() -> None:
-        try:
-            outcome.append((call(), None))
-        except Exception as error:  # handed to the caller's thread below
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
-        raise TimeoutError(f"no answer within {seconds:g} seconds")
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]
+    def counts(self) -> dict[str, Counts]:
+        """What each reward did so far."""
+        return {name: reward.counts for name, reward in self._rewards.items()}

@@ -1,7 +1,7 @@
 """`marble rewards serve`: the rewards of a config behind HTTP.
 
-    GET  /health           {"version", "protocol", "rewards": [names], "max_body_bytes", "max_batch"}
-    GET  /metrics          {"rewards": {name: {"requests", "images", "failures", "seconds"}}}
+    GET  /health           {"version", "protocol", "rewards": {name: traits}, "max_body_bytes", "max_batch"}
+    GET  /metrics          {"rewards": {name: {"calls", "images", "failures", "cached", "seconds", ...}}}
     POST /applies/{name}   {"prompts": [...]}          -> {"applies": [true, ...]}
     POST /score/{name}     a batch, see wire.py        -> {"scores": [...]}
 
@@ -30,14 +30,22 @@ from typing import Any
 import torch
 
 from marble_rl import __version__
-from marble_rl.config import require_name
 from marble_rl.config.schema import RewardConfig
-from marble_rl.errors import InputError, Interrupted
+from marble_rl.errors import InputError, Interrupted, RewardFailed
 from marble_rl.interrupts import Interrupts
-from marble_rl.rewards.base import Reward, RewardBatch
+from marble_rl.rewards.base import RewardBatch
+from marble_rl.rewards.calls import CalledReward
 from marble_rl.rewards.registry import build_rewards
-from marble_rl.rewards.scoring import Scorer, checked
-from marble_rl.rewards.wire import PROTOCOL, TOKEN_VARIABLE, Malformed, decode_batch, decode_object, decode_prompts
+from marble_rl.rewards.scoring import Scorer
+from marble_rl.rewards.wire import (
+    PROTOCOL,
+    TOKEN_VARIABLE,
+    Malformed,
+    decode_batch,
+    decode_object,
+    decode_prompts,
+    encode_traits,
+)
 from marble_rl.types import Prompt
 
 IDLE_SECONDS = 30.0
@@ -55,51 +63,24 @@ class Limits:
     max_batch: int = 512
 
 
-@dataclass
-class Counts:
-    """What a reward did so far."""
-
-    requests: int = 0
-    images: int = 0
-    failures: int = 0
-    seconds: float = 0.0
-
-
-class RewardError(Exception):
-    """A reward raised, or returned what is no score."""
-
-
 class ServedReward:
-    """A loaded reward, called by one thread at a time, with its counts."""
+    """A loaded reward, called by one thread at a time."""
 
-    def __init__(self, name: str, reward: Reward) -> None:
-        self.name = name
-        self.counts = Counts()
-        self._reward = reward
+    def __init__(self, reward: CalledReward) -> None:
+        self.called = reward
         self._lock = threading.Lock()
 
     def applies_to(self, prompts: Sequence[Prompt]) -> list[bool]:
+        """The reward's own opinion: what prompts say of its name is the client's business."""
         with self._lock:
             try:
-                return [bool(self._reward.applies_to(prompt)) for prompt in prompts]
+                return [bool(self.called.reward.applies_to(prompt)) for prompt in prompts]
             except Exception as error:
-                raise self._explained(error) from error
+                raise RewardFailed(f"reward {self.called.name!r} failed: {type(error).__name__}: {error}") from error
 
-    def score(self, batch: RewardBatch) -> list[float]:
+    def score(self, batch: RewardBatch) -> list[float | None]:
         with self._lock:
-            began = time.perf_counter()
-            self.counts.requests += 1
-            self.counts.images += len(batch.prompts)
-            try:
-                return checked(self._reward.score(batch), batch)
-            except Exception as error:
-                self.counts.failures += 1
-                raise self._explained(error) from error
-            finally:
-                self.counts.seconds += time.perf_counter() - began
-
-    def _explained(self, error: Exception) -> RewardError:
-        return RewardError(f"reward {self.name!r} failed: {type(error).__name__}: {error}")
+            return self.called.score_unsigned(batch)
 
 
 class Refused(Exception):
@@ -145,8 +126,8 @@ class RewardsServer(ThreadingHTTPServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
-    def start(self, rewards: Mapping[str, Reward]) -> None:
-        self.rewards = {name: ServedReward(name, reward) for name, reward in rewards.items()}
+    def start(self, scorer: Scorer) -> None:
+        self.rewards = {name: ServedReward(scorer[name]) for name in scorer.names}
         self.server_activate()
         self._thread.start()
 
@@ -234,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
             reply, status = {"error": str(error)}, error.status
         except Malformed as error:
             reply, status = {"error": str(error)}, HTTPStatus.BAD_REQUEST
-        except RewardError as error:
+        except (RewardFailed, InputError) as error:
             self.server.notice(str(error))
             reply, status = {"error": str(error)}, HTTPStatus.INTERNAL_SERVER_ERROR
         self._send(reply, status)
@@ -301,12 +282,12 @@ class Handler(BaseHTTPRequestHandler):
         return {
             "version": __version__,
             "protocol": PROTOCOL,
-            "rewards": list(self.server.rewards),
+            "rewards": {name: encode_traits(served.called.traits) for name, served in self.server.rewards.items()},
             **asdict(self.server.limits),
         }
 
     def _metrics(self) -> dict[str, Any]:
-        return {"rewards": {name: asdict(served.counts) for name, served in self.server.rewards.items()}}
+        return {"rewards": {name: asdict(served.called.counts) for name, served in self.server.rewards.items()}}
 
     def _applies(self, name: str) -> dict[str, Any]:
         served = self._served(name)
@@ -347,28 +328,26 @@ def serve(
     *,
     host: str,
     port: int,
-    only: Sequence[str],
     limits: Limits,
     device: torch.device,
     notice: Callable[[str], None],
 ) -> None:
     """Serve until SIGINT or SIGTERM, then finish the requests under way and return."""
     token = required_token(host)
-    for name in only:
-        require_name(name, [config.name for config in configs], "--only")
-    chosen = [config for config in configs if not only or config.name in only]
-    rewards = build_rewards(chosen)
+    # Trying again, and how long to wait, is the client's business.
+    served = [config.model_copy(update={"retries": 0, "timeout": None}) for config in configs]
+    rewards = build_rewards(served)
     try:
         server = RewardsServer(host, port, token, limits, notice)
     except OSError as error:
         raise InputError(
             f"--host, --port: cannot listen on {host}:{port}: {error.strerror or error}; give others"
         ) from None
-    scorer = Scorer(chosen, rewards)
+    scorer = Scorer(served, rewards)
     with server:
         for remark in scorer.load(device):
             notice(remark)
-        server.start({name: rewards[name] for name in scorer.names})
+        server.start(scorer)
         _serve_until_interrupted(server)
 
 

@@ -5,8 +5,8 @@ A batch travels as one line of JSON, then the pixels as they lie in memory:
     {"shape": [B, H, W, 3], "prompts": [{"index": 0, "text": "a kite", "source": "things", "metadata": {}}, ...]}\n
     B * H * W * 3 bytes
 
-Scores come back as JSON numbers in Python's shortest exact form, so that no bit of a float64 is lost. Nothing that
-is received is ever unpickled.
+For videos the shape is [B, F, H, W, 3]. Scores come back as JSON numbers in Python's shortest exact form, so that no
+bit of a float64 is lost; null where the reward has nothing to say. Nothing that is received is ever unpickled.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from marble_rl.rewards.base import Images, RewardBatch
+from marble_rl.rewards.base import Images, RewardBatch, Traits
 from marble_rl.types import Prompt
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when a server and a client of different versions would misunderstand each other."""
 TOKEN_VARIABLE = "MARBLE_REWARDS_TOKEN"
+SERVED_TRAITS = ("higher_is_better", "deterministic", "media")
 PROMPT_FIELDS = {"index": int, "text": str, "source": str, "metadata": dict}
 
 
@@ -82,10 +83,10 @@ def decode_batch(body: bytes, max_batch: int) -> RewardBatch:
 
 
 def _decode_shape(shape: Any) -> list[int]:
-    if not (isinstance(shape, list) and len(shape) == 4 and all(type(n) is int and n > 0 for n in shape)):
-        raise Malformed("`shape` must be [images, height, width, 3], none of them 0")
-    if shape[3] != 3:
-        raise Malformed(f"images must have 3 channels, not {shape[3]}")
+    if not (isinstance(shape, list) and len(shape) in (4, 5) and all(type(n) is int and n > 0 for n in shape)):
+        raise Malformed("`shape` must be [images, height, width, 3] or [videos, frames, height, width, 3], none 0")
+    if shape[-1] != 3:
+        raise Malformed(f"images must have 3 channels, not {shape[-1]}")
     return shape
 
 
@@ -99,17 +100,33 @@ def decode_object(text: bytes) -> dict[str, Any]:
     return value
 
 
-def decode_scores(reply: dict[str, Any], count: int) -> list[float]:
-    """The scores in a server's reply: as many finite numbers as there were images, or Malformed."""
+def decode_scores(reply: dict[str, Any], count: int) -> list[float | None]:
+    """The scores in a server's reply: as many finite numbers, or null, as there were images; or Malformed."""
     scores = reply.get("scores")
     if not isinstance(scores, list):
         raise Malformed("the reply has no list of `scores`")
     if len(scores) != count:
         raise Malformed(f"{len(scores)} scores for {count} images")
     for row, score in enumerate(scores):
-        if type(score) not in (int, float) or not abs(score) <= sys.float_info.max:
+        if score is not None and (type(score) not in (int, float) or not abs(score) <= sys.float_info.max):
             raise Malformed(f"score {row} is {str(score)[:40]!r}, not a finite number")
-    return [float(score) for score in scores]
+    return [None if score is None else float(score) for score in scores]
+
+
+def encode_traits(traits: Traits) -> dict[str, Any]:
+    """What a client must know of a served reward."""
+    low, high = (bound if math.isfinite(bound) else None for bound in traits.range)
+    return {"range": [low, high], **{name: getattr(traits, name) for name in SERVED_TRAITS}}
+
+
+def decode_traits(served: Any) -> Traits:
+    """Those of a reward on a server, as it describes it in its health."""
+    try:
+        low, high = served["range"]
+        bounds = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
+        return Traits(range=bounds, **{name: served[name] for name in SERVED_TRAITS})
+    except (TypeError, KeyError, ValueError):
+        raise Malformed("the server does not describe its reward as this version expects") from None
 
 
 def decode_applicability(reply: dict[str, Any], count: int) -> list[bool]:

@@ -1,0 +1,27 @@
+"""What this process holds in memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+STATUS = Path("/proc/self/status")
+
+
+def peak_resident() -> int:
+    """Bytes at the highest point. Linux tells a child its parent's peak as its own in getrusage; /proc does not."""
+    if STATUS.exists():
+        return _status("VmHWM:")
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def resident() -> int:
+    """Bytes now; where the system does not say, at the highest point so far."""
+    return _status("VmRSS:") if STATUS.exists() else peak_resident()
+
+
+def _status(key: str) -> int:
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
