@@ -72,3 +72,12 @@ class NoWeights(After):
 
     def load(self, device: Any) -> None:
         raise FileNotFoundError("weights.safetensors")
+
+
+def darkness(images: list[np.ndarray], prompts: list[str]) -> list[float]:
+    return [1 - float(image.mean()) / 255 for image in images]
+
+
+def two_of_three(images: list[np.ndarray], prompts: list[str]) -> list[float | None]:
+    """Has nothing to say about every third image or so."""
+    return [float(image.mean()) / 255 if int(image.sum()) % 3 else None for image in images]

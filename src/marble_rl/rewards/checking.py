@@ -148,7 +148,7 @@ def print_checks(checks: Sequence[Check], rewards: Mapping[str, Traits], console
     """``rewards``: what each declares."""
     table = Table(box=SIMPLE_HEAD, caption_justify="left")
     table.add_column("reward", no_wrap=True)
-    for column in ("score", "range", "ms/image", "MiB", "finite", "deterministic", "in batch"):
+    for column in ("score", "range", "ms/image", "MiB", "finite", "deter-\nministic", "in\nbatch"):
         table.add_column(column, justify="right")
     for check in checks:
         if check.milliseconds is None:
