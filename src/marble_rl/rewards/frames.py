@@ -18,7 +18,7 @@ from marble_rl.rewards.registry import build_reward
 from marble_rl.types import Prompt
 
 KEYS = ("type", "params")
-ENDS = ("all", "first", "last")
+NAMED = ("all", "first", "last")
 REDUCTIONS = ("mean", "worst", "best", "last")
 
 
@@ -33,10 +33,10 @@ class Frames(RewardBase):
     traits = Traits(media="video")
 
     def __init__(self, reward: Any, frames: str | int = "all", reduce: str = "mean") -> None:
-        self.frames = _frames(frames)
+        _check_frames(frames)
         if reduce not in REDUCTIONS:
             raise InputError(f"reduce: {reduce!r} will not do; give one of {', '.join(REDUCTIONS)}")
-        self.reduce = reduce
+        self.frames, self.reduce = frames, reduce
         self.reward = _image_reward(reward)
         inner = traits_of(self.reward)
         self._most_frames = inner.batch_size
@@ -50,7 +50,7 @@ class Frames(RewardBase):
         self.reward.load(device)
 
     def score(self, batch: RewardBatch) -> Scores:
-        chosen = self._chosen(batch.images.shape[1])
+        chosen = chosen_frames(self.frames, batch.images.shape[1])
         images = batch.images[:, chosen].reshape(-1, *batch.images.shape[2:])
         prompts = [prompt for prompt in batch.prompts for _ in chosen]
         step = self._most_frames or len(images)
@@ -59,16 +59,6 @@ class Frames(RewardBase):
             part = RewardBatch(images[start : start + step], prompts[start : start + step])
             scores += _checked(self.reward.score(part), part)
         return [self._reduced(scores[i : i + len(chosen)]) for i in range(0, len(scores), len(chosen))]
-
-    def _chosen(self, count: int) -> list[int]:
-        """Places of the frames to be scored, of ``count``."""
-        if self.frames == "first":
-            return [0]
-        if self.frames == "last":
-            return [count - 1]
-        if self.frames == "all" or self.frames >= count:
-            return list(range(count))
-        return [int(place) for place in np.linspace(0, count - 1, self.frames).round()]
 
     def _reduced(self, scores: Sequence[float | None]) -> float | None:
         known = [score for score in scores if score is not None]
@@ -82,14 +72,21 @@ class Frames(RewardBase):
         return low if (self.reduce == "worst") == self.traits.higher_is_better else high
 
 
-def _frames(frames: Any) -> Any:
+def chosen_frames(frames: str | int, count: int) -> list[int]:
+    """Places of the frames to be scored, of ``count``."""
+    if isinstance(frames, int):
+        places = np.linspace(0, count - 1, min(frames, count)).round()
+        return [int(place) for place in places]
+    return {"all": list(range(count)), "first": [0], "last": [count - 1]}[frames]
+
+
+def _check_frames(frames: Any) -> None:
     """One of the names, or a number that leaves room for both ends."""
     whole = isinstance(frames, int) and not isinstance(frames, bool)
-    if frames not in ENDS and not (whole and frames >= 2):
+    if frames not in NAMED and not (whole and frames >= 2):
         raise InputError(
-            f"frames: {frames!r} will not do; give {', '.join(ENDS)}, or how many frames, at least 2 (first and last)"
+            f"frames: {frames!r} will not do; give {', '.join(NAMED)}, or how many frames, at least 2 (first and last)"
         )
-    return frames
 
 
 def _image_reward(given: Any) -> Reward:

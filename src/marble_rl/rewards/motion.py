@@ -89,7 +89,7 @@ def displacements(video: Images) -> Tensor:
     height, width = video.shape[1:3]
     detail = _detail(video)
     before, after = detail[:-1], detail[1:]
-    pixels = _refined(before, after, 2 * _search(F.avg_pool2d(before, 2), F.avg_pool2d(after, 2)))
+    pixels = _refined(before, after, 2 * search(F.avg_pool2d(before, 2), F.avg_pool2d(after, 2)))
     return pixels * torch.tensor([width / detail.shape[3], height / detail.shape[2]]).div(max(width, height))
 
 
@@ -102,7 +102,7 @@ def _detail(video: Images) -> Tensor:
     return grey - F.avg_pool2d(grey, NEIGHBOURHOOD, 1, NEIGHBOURHOOD // 2, count_include_pad=False)
 
 
-def _search(before: Tensor, after: Tensor) -> Tensor:
+def search(before: Tensor, after: Tensor) -> Tensor:
     """Whole displacements [P, N, 2] of the blocks of half-size pictures [P, 1, h, w]."""
     side, stride = BLOCK // 2, STRIDE // 2
     height, width = before.shape[2:]
