@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from transformers import CLIPModel
 
@@ -356,3 +359,12 @@ def test_a_score_is_the_same_alone_and_in_any_batch(kind: str, scenes: dict[str,
     assert scores(loaded(kind), *videos) == together
     assert traits_of(reward).deterministic
     assert traits_of(reward).media == "video"
+
+
+@pytest.mark.parametrize("page", ["frames", "temporal_consistency", "motion"])
+def test_the_example_of_the_page_can_be_built(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs/rewards" / f"{page}.md").read_text()
+    (example,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    rewards = build_rewards([RewardConfig(**entry) for entry in yaml.safe_load(example)["rewards"]])
+    assert len(rewards) > 2
+    assert {traits_of(reward).media for reward in rewards.values()} == {"video"}
