@@ -6,6 +6,7 @@ import math
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,14 @@ def test_a_bad_score_cannot_hide_among_the_other_frames(what: str, message: str,
     inner = {"type": "rewards_for_tests:After", "params": {"what": what, "calls": 0}}
     with pytest.raises(ValueError, match=message):
         scores(built("frames", reward=inner, reduce=reduce), reds(0.1, 0.2, 0.3), reds(0.4, 0.5, 0.6))
+
+
+def test_a_frame_out_of_range_is_an_error_whatever_the_mean() -> None:
+    reward = built("frames", reward={"type": RED})
+    reward.traits = replace(reward.traits, range=(0.0, 0.5))
+    assert scores(reward, reds(0.2, 0.4)) == [pytest.approx(0.3)]
+    with pytest.raises(ValueError, match=r"returned 0\.8 for a frame; its scores are finite, from 0 to 0\.5"):
+        scores(reward, reds(0, 0.1, 0.8))
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,19 @@ class Frames(RewardBase):
         scores: list[float | None] = []
         for start in range(0, len(images), step):
             part = RewardBatch(images[start : start + step], prompts[start : start + step])
-            scores += _checked(self.reward.score(part), part)
+            scores += self._checked(self.reward.score(part), len(part.prompts))
         return [self._reduced(scores[i : i + len(chosen)]) for i in range(0, len(scores), len(chosen))]
+
+    def _checked(self, scores: Scores, count: int) -> list[float | None]:
+        """Scores of ``count`` frames, before a bad one can hide behind the others of its video."""
+        numbers = [None if score is None else float(score) for score in scores]
+        if len(numbers) != count:
+            raise ValueError(f"returned {len(numbers)} scores for {count} frames")
+        low, high = self.traits.range
+        for number in numbers:
+            if number is not None and not (math.isfinite(number) and low <= number <= high):
+                raise ValueError(f"returned {number} for a frame; its scores are finite, from {low:g} to {high:g}")
+        return numbers
 
     def _reduced(self, scores: Sequence[float | None]) -> float | None:
         known = [score for score in scores if score is not None]
@@ -105,14 +116,3 @@ def _image_reward(given: Any) -> Reward:
     if traits_of(reward).media != "image":
         raise InputError(f"reward.type: {given['type']!r} scores videos; use it by itself, without `frames`")
     return reward
-
-
-def _checked(scores: Scores, batch: RewardBatch) -> list[float | None]:
-    """Frames' scores, before a bad one can hide behind the others of its video."""
-    numbers = [None if score is None else float(score) for score in scores]
-    if len(numbers) != len(batch.prompts):
-        raise ValueError(f"returned {len(numbers)} scores for {len(batch.prompts)} frames")
-    for number in numbers:
-        if number is not None and not math.isfinite(number):
-            raise ValueError(f"returned {number} for a frame")
-    return numbers
