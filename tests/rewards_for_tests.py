@@ -1,4 +1,4 @@
-"""Rewards that misbehave, named by import path in test configs."""
+"""Rewards that misbehave or are of a rare kind, named by import path in test configs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import time
 from typing import Any
 
 import numpy as np
+
+from marble_rl.rewards.base import RewardBase, RewardBatch, Traits
+from marble_rl.types import Prompt
 
 
 def steady(images: list[np.ndarray], prompts: list[str], **meta: Any) -> list[float]:
@@ -81,3 +84,31 @@ def darkness(images: list[np.ndarray], prompts: list[str]) -> list[float]:
 def two_of_three(images: list[np.ndarray], prompts: list[str]) -> list[float | None]:
     """Has nothing to say about every third image or so."""
     return [float(image.mean()) / 255 if int(image.sum()) % 3 else None for image in images]
+
+
+class RedShare(RewardBase):
+    """Share of red; silent on black pictures. All its traits differ from the defaults, but for what it scores."""
+
+    def __init__(self, batch_size: int | None = 2) -> None:
+        self.traits = Traits(
+            batch_size=batch_size,
+            device="cpu",
+            precision="bfloat16",
+            range=(0.0, 1.0),
+            higher_is_better=False,
+            deterministic=True,
+            concurrency=3,
+            retries=5,
+        )
+        self.loaded: Any = None
+        self.calls: list[list[str]] = []
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        return "red" in prompt.text
+
+    def load(self, device: Any) -> None:
+        self.loaded = device
+
+    def score(self, batch: RewardBatch) -> list[float | None]:
+        self.calls.append([prompt.text for prompt in batch.prompts])
+        return [float(image[..., 0].mean()) / 255 if image.any() else None for image in batch.images]

@@ -126,7 +126,7 @@ class CalledReward:
 
     def _call(self, batch: RewardBatch) -> list[float | None]:
         with self._autocast():
-            return _checked(self.reward.score(batch), batch, self.traits.range)
+            return checked(self.reward.score(batch), batch, self.traits.range)
 
     def _cached(self, batch: RewardBatch) -> Scores:
         if self._cache is None:
@@ -197,7 +197,7 @@ class BadScore(ValueError):
         self.row = row
 
 
-def _checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) -> list[float | None]:
+def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) -> list[float | None]:
     """The scores, if there is one finite number in the reward's range, or None, for each image."""
     numbers = [None if score is None else float(score) for score in scores]
     if len(numbers) != len(batch.prompts):

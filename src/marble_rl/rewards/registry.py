@@ -29,16 +29,20 @@ BUILT_IN = {
     "jpeg_compressibility": "marble_rl.rewards.jpeg_compressibility:JpegCompressibility",
     "brightness": "marble_rl.rewards.brightness:Brightness",
     "colour": "marble_rl.rewards.colour:Colour",
+    "frames": "marble_rl.rewards.frames:Frames",
+    "temporal_consistency": "marble_rl.rewards.temporal_consistency:TemporalConsistency",
+    "motion": "marble_rl.rewards.motion:Motion",
     "remote": "marble_rl.rewards.remote:Remote",
 }
 
 
 def build_rewards(configs: Sequence[RewardConfig]) -> dict[str, Reward]:
     """Construct every reward by name. Nothing is loaded yet."""
-    return {config.name: _build(config, f"rewards.{i} ({config.name})") for i, config in enumerate(configs)}
+    return {config.name: build_reward(config, f"rewards.{i} ({config.name})") for i, config in enumerate(configs)}
 
 
-def _build(config: RewardConfig, where: str) -> Reward:
+def build_reward(config: RewardConfig, where: str) -> Reward:
+    """Construct one reward; ``where`` is the key that errors name."""
     path = BUILT_IN.get(config.type, config.type)
     if ":" not in path:
         raise InputError(
