@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -43,13 +44,14 @@ def read_rows(path: Path, split: Split, where: str) -> list[Row]:
     if path.exists() and suffix not in SUFFIXES:
         raise InputError(f"{where}: {path} ends in {suffix or 'no suffix'!r}; what is read: {', '.join(SUFFIXES)}")
     text = _read_text(path, where)
+    at = f"{where}: {path}"
     if suffix in (".csv", ".tsv"):
-        return _table_rows(text, "," if suffix == ".csv" else "\t", f"{where}: {path}")
+        return _table_rows(text, "," if suffix == ".csv" else "\t", at)
     numbered = [(n, line.strip()) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if suffix == ".txt":
         return [Row(line, {}) for _, line in numbered]
     last = numbered[-1][0] if numbered else 0
-    return [_json_row(line, f"{where}: {path}, line {n}", n == last) for n, line in numbered]
+    return [_json_row(line, f"{at}, line {n}", n == last) for n, line in numbered]
 
 
 def _file_of_folder(folder: Path, split: Split, where: str) -> Path:
@@ -104,30 +106,39 @@ def _json_row(line: str, where: str, is_last: bool) -> Row:
 
 
 def _table_rows(text: str, delimiter: str, where: str) -> list[Row]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] = []
     rows = []
+    line = 1  # where the record begins: one in quotes may go over several lines
     try:
-        header = list(reader.fieldnames or ())
-        columns = [name for name in header if name.strip().lower() in ("prompt", "prompts")]
-        if len(columns) != 1 or len(set(header)) != len(header):
-            raise InputError(
-                f"{where}, line 1: expected a header with one column `prompt` and no name twice, "
-                f"found {delimiter.join(header)[:80]!r}; add it, or use .txt for a prompt a line"
-            )
-        for record in reader:
-            at = f"{where}, line {reader.line_num}"
-            if None in record or None in record.values():
+        for cells in reader:
+            at = f"{where}, line {line}"
+            if not header:
+                header = _header(cells, at)
+            elif cells and len(cells) != len(header):
                 raise InputError(
-                    f"{at}: has another number of columns than the header, {len(header)}; "
+                    f"{at}: has {len(cells)} columns, but the header {len(header)}; "
                     f'put "quotes" around a text that holds {delimiter!r}'
                 )
-            prompt = record.pop(columns[0])
-            rows.append(_row({"prompt": prompt, **record}, at))
+            elif cells:
+                rows.append(_row(dict(zip(header, cells, strict=True)), at))
+            line = reader.line_num + 1
     except csv.Error as error:
         raise InputError(
-            f'{where}, line {reader.line_num}: {error}; write a quotation mark within a quoted text as ""'
+            f'{where}, line {line}: {error}; end a quoted text with ", and write " within it as ""'
         ) from None
     return rows
+
+
+def _header(cells: Sequence[str], where: str) -> list[str]:
+    """The names of the columns, that of the prompts spelt our way."""
+    names = ["prompt" if name.strip().lower() in ("prompt", "prompts") else name.strip() for name in cells]
+    if names.count("prompt") != 1 or len(set(names)) != len(names):
+        raise InputError(
+            f"{where}: expected the names of the columns, one of them `prompt` and none twice, "
+            f"found {', '.join(cells)[:80]!r}; add them, or use .txt for a prompt a line"
+        )
+    return names
 
 
 def _row(record: dict[str, Any], where: str) -> Row:
