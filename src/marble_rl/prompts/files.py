@@ -99,7 +99,7 @@ def _json_row(line: str, where: str, is_last: bool) -> Row:
     except (ValueError, RecursionError) as error:
         problem = getattr(error, "msg", None) or str(error)
         fix = "the file ends here, so it may be cut off: get it again, or mend the line" if is_last else "mend it"
-        raise InputError(f"{where}: not a JSON object on a line of its own ({problem}); {fix}") from None
+        raise InputError(f"{where}: not valid JSON, an object on a line of its own ({problem}); {fix}") from None
     if not isinstance(record, dict):
         raise InputError(f'{where}: expected an object with "prompt": "text", found {line[:80]!r}')
     return _row(record, where)
@@ -145,7 +145,7 @@ def _row(record: dict[str, Any], where: str) -> Row:
     prompt = record.pop("prompt", None)
     if not isinstance(prompt, str) or not prompt.strip():
         found = repr(prompt) if prompt is not None else f"only {', '.join(map(repr, record)) or 'nothing'}"
-        raise InputError(f'{where}: expected "prompt" with a text that is not blank, found {found[:80]}')
+        raise InputError(f'{where}: expected a row with "prompt": a text that is not blank, found {found[:80]}')
     if not _is_unicode(prompt):
         raise InputError(f"{where}: the prompt holds half of a character (a lone surrogate): {prompt[:80]!r}; mend it")
     rewards = record.pop("rewards", None)
