@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -158,3 +159,11 @@ def test_no_such_file(tmp_path: Path) -> None:
         read(tmp_path / "absent.json")
     with pytest.raises(InputError, match=r"cannot read .*: embedded null byte"):
         read(tmp_path / "zero\0byte.txt")
+    with pytest.raises(InputError, match=r"cannot read .*File name too long"):
+        read(tmp_path / ("long" * 2000))
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(InputError, match=r"pipe\.txt is not a regular file"):
+        read(tmp_path / "pipe.txt")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -38,10 +39,10 @@ class Row(NamedTuple):
 
 def read_rows(path: Path, split: Split, where: str) -> list[Row]:
     """Every prompt of a file, or of a dataset folder's file for the split; ``where`` is its key, for messages."""
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path's, these say no where they may not look
         path = _file_of_folder(path, split, where)
     suffix = path.suffix.lower()
-    if path.exists() and suffix not in SUFFIXES:
+    if os.path.exists(path) and suffix not in SUFFIXES:
         raise InputError(f"{where}: {path} ends in {suffix or 'no suffix'!r}; what is read: {', '.join(SUFFIXES)}")
     text = _read_text(path, where)
     at = f"{where}: {path}"
@@ -65,9 +66,9 @@ def _file_of_folder(folder: Path, split: Split, where: str) -> Path:
 
 
 def _read_text(path: Path, where: str) -> str:
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InputError(f"{where}: {path} is not a regular file; give one")
     try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"{where}: {path} is not a regular file; give one")
         data = path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{where}: prompt file not found: {path}; mend the path") from None
