@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from marble_rl import load_config
+from marble_rl.config import dump_config
 from marble_rl.config.schema import PromptSourceConfig
 from marble_rl.errors import InputError
 from marble_rl.inputs import check_inputs
@@ -29,6 +30,7 @@ from marble_rl.types import Prompt
 
 EVERY_TASK = dict.fromkeys(TASKS, 1.0)
 SEEDS = range(12)
+KINDS = ("geneval", "ocr")
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
 
 
@@ -182,11 +184,11 @@ def test_ocr_lengths(words: tuple[int, int], numbers: float) -> None:
     assert {len(text) - text[-1].isdigit() for text in texts} == set(range(words[0], words[1] + 1))
 
 
-@pytest.mark.parametrize("settings", [{"type": "geneval"}, {"type": "ocr"}], ids=lambda s: s["type"])
-def test_the_first_prompts_do_not_depend_on_the_count(settings: dict[str, Any]) -> None:
-    longer = made(count=150, seed=3, **settings)
-    assert made(count=40, seed=3, **settings) == longer[:40]
-    assert made(count=40, seed=4, **settings) != longer[:40]
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_prompts_do_not_depend_on_the_count(kind: str) -> None:
+    longer = made(type=kind, count=150, seed=3)
+    assert made(type=kind, count=40, seed=3) == longer[:40]
+    assert made(type=kind, count=40, seed=4) != longer[:40]
 
 
 def test_prompts_stay_what_they_are() -> None:
@@ -327,11 +329,14 @@ def test_one_way_to_give_prompts() -> None:
             load_prompts([both], "prompts.train")
 
 
-def test_a_config_that_generates_is_saved_with_absolute_files() -> None:
-    generate = "{type: geneval, count: 5, exclude: benchmark.jsonl}"
-    config = load_config(CONFIG, [f"prompts.train.0={{name: made, generate: {generate}}}"])
-    assert config.prompts.train[0].generate is not None
-    assert config.prompts.train[0].generate.exclude == CONFIG.parent / "benchmark.jsonl"
+def test_a_config_that_generates_is_saved_with_absolute_files(tmp_path: Path) -> None:
+    made, written = (f"{{name: {kind}, generate: {{type: {kind}, count: 5, exclude: b.jsonl}}}}" for kind in KINDS)
+    config = load_config(CONFIG, [f"prompts.train=[{made}, {written}]"])
+    for source in config.prompts.train:
+        assert source.generate is not None
+        assert source.generate.exclude == CONFIG.parent / "b.jsonl"
+    (tmp_path / "config.json").write_text(dump_config(config))
+    assert load_config(tmp_path / "config.json") == config
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
