@@ -88,6 +88,7 @@ def parse_thing(text: str) -> dict[str, Any]:
     if number in ("a", "an"):
         assert (number == "an") == (text.split()[1][0] in "aeiou"), text
     else:
+        assert noun in IRREGULAR or (noun.endswith("s") and noun[:-1] not in IRREGULAR.values()), text
         noun = IRREGULAR.get(noun, noun[:-1])
     assert noun in OBJECTS, text
     return {"class": noun, "count": NUMBERS[number], **({"color": colour} if colour else {})}
