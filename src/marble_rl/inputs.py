@@ -25,7 +25,9 @@ def check_inputs(config: RunConfig) -> RunInputs:
     check_model_path(config.model.path)
     rewards = build_rewards(config.rewards)
     train = load_prompts(config.prompts.train, "prompts.train")
-    heldout = train if config.prompts.heldout is None else load_prompts(config.prompts.heldout, "prompts.heldout")
+    heldout = train
+    if config.prompts.heldout is not None:
+        heldout = load_prompts(config.prompts.heldout, "prompts.heldout", "heldout")
     for split in (train, heldout):
         for prompt in split.prompts:
             for name in prompt.rewards or ():

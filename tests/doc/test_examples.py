@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from marble_rl import load_config
 from marble_rl.coefficients.balancers import build_balancer
+from marble_rl.evaluate import Evaluation
+from marble_rl.evaluation_report import EvaluationReport
+from marble_rl.prompts import read_prompt_file
 from marble_rl.rewards.base import FunctionReward, RewardBatch
-from marble_rl.types import Prompt
+from marble_rl.types import Prompt, RewardTable
 from runs import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,6 +86,23 @@ def test_reward_of_the_tutorial_scores_what_it_says() -> None:
     symmetric, asymmetric = reward.score(RewardBatch(np.stack([mirrored, lopsided]), [prompt, prompt]))
     assert symmetric == 0.0
     assert -1.0 <= asymmetric < -0.1
+
+
+def test_geneval_score_of_the_prompts_page_is_the_mean_over_tasks(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "prompts.md"
+    ((line, code),) = python_blocks(page)
+    include = [{"class": "cup", "count": 1}]
+    tags = ["colors", "counting", "counting"]
+    lines = [json.dumps({"tag": tag, "include": include, "prompt": "a cup"}) for tag in tags]
+    (tmp_path / "evaluation_metadata.jsonl").write_text("\n".join(lines))
+    prompts = read_prompt_file(tmp_path / "evaluation_metadata.jsonl").prompts
+    scores = torch.tensor([[1.0], [1.0], [1.0], [0.0], [0.0], [0.0]])  # two images of each prompt
+    table = RewardTable(("geneval",), scores, torch.ones_like(scores, dtype=torch.bool))
+    result = Evaluation(prompts, 2, table, torch.zeros(6, 1, 1, 3, dtype=torch.uint8))
+    report = EvaluationReport({"ema": result}, None, frozenset(), tmp_path)
+    (tmp_path / "scores.json").write_text(json.dumps(report.to_json()))
+    found = run(page, line, code)["geneval_by_task"](tmp_path / "scores.json", tmp_path / "evaluation_metadata.jsonl")
+    assert found == {"colors": 1.0, "counting": 0.25, "overall": 0.625}
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         text(prompts={"train": [{"name": "a", "file": "nowhere.txt"}]}),
         ["prompts.train.0 (a)", "not found", "nowhere.txt"],
     ),
-    "neither file nor texts": (text(prompts={"train": [{"name": "a"}]}), ["either `file` or `texts`"]),
+    "no prompts": (text(prompts={"train": [{"name": "a"}]}), ["one of `file`, `texts` and `generate`", "none of them"]),
     "more groups than prompts": (text(rollout={**ROLLOUT, "groups": 40}), ["rollout.groups", "lower rollout.groups"]),
     "fewer groups than sources": (text(rollout={**ROLLOUT, "groups": 1}), ["rollout.groups", "at least 2 groups"]),
     "group size 1": (text(rollout={**ROLLOUT, "group_size": 1}), ["rollout.group_size", "found 1", "2"]),

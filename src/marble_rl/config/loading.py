@@ -16,6 +16,7 @@ from marble_rl.config.schema import (
     FixedBalance,
     GdpoBalance,
     MarbleBalance,
+    PromptSourceConfig,
     RewardConfig,
     RunConfig,
     SequentialBalance,
@@ -130,10 +131,17 @@ def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
     for split in ("train", "heldout"):
         sources = getattr(prompts, split)
         if sources is not None:
-            absolute[split] = [
-                s.model_copy(update={"file": (folder / s.file).resolve()}) if s.file else s for s in sources
-            ]
+            absolute[split] = [_with_absolute_files(source, folder) for source in sources]
     return config.model_copy(update={"model": model, "prompts": prompts.model_copy(update=absolute)})
+
+
+def _with_absolute_files(source: PromptSourceConfig, folder: Path) -> PromptSourceConfig:
+    if source.file is not None:
+        return source.model_copy(update={"file": (folder / source.file).resolve()})
+    if source.generate is not None and source.generate.exclude is not None:
+        exclude = (folder / source.generate.exclude).resolve()
+        return source.model_copy(update={"generate": source.generate.model_copy(update={"exclude": exclude})})
+    return source
 
 
 def _check_references(config: RunConfig) -> None:

@@ -48,10 +48,18 @@ def _section(section: type[BaseModel]) -> str:
         if name == "type" and get_origin(field.annotation) is Literal:
             continue
         lines.append(f"| `{name}` | {_type(field)} | {_default(field)} | {_text(field.description)} |")
-        nested += [f"**`{name}`**: {_section(inner)}" for inner in sections_in(field.annotation)]
+        nested += [f"**{_title(name, inner)}**: {_section(inner)}" for inner in sections_in(field.annotation)]
     if lines[-1] == "|---|---|---|---|":
         lines = lines[:1]
     return "\n".join(lines) + "".join(f"\n\n{page}" for page in nested)
+
+
+def _title(name: str, section: type[BaseModel]) -> str:
+    """Variants are told apart by their `type`."""
+    tag = section.model_fields.get("type")
+    if tag is None or get_origin(tag.annotation) is not Literal:
+        return f"`{name}`"
+    return f"`{name}`, `type: {get_args(tag.annotation)[0]}`"
 
 
 def _type(field: FieldInfo) -> str:

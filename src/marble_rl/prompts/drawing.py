@@ -1,4 +1,4 @@
-"""Stage 1: prompts, their groups, and which rewards apply.
+"""Stage 1: the prompts of a split, and the groups of a rollout.
 
 Drawing is stateless: the groups of rollout r are a function of (seed, r), so a resumed run meets the prompts that
 the uninterrupted one would have met. Each source is walked through in random order, without repetition, again and
@@ -7,10 +7,7 @@ again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -70,63 +67,6 @@ class PromptSet:
                 )
 
 
-def load_prompts(sources: Sequence[PromptSourceConfig], key: str) -> PromptSet:
-    """Read every source; ``key`` is where they stand in the config, for messages."""
-    loaded: list[tuple[PromptSourceConfig, list[Prompt]]] = []
-    index = 0
-    for i, source in enumerate(sources):
-        where = f"{key}.{i} ({source.name})"
-        if any(source.name == other.name for other, _ in loaded):
-            raise InputError(f"{where}: the source name {source.name!r} is used twice; names must differ")
-        rows = _rows(source, where)
-        if not rows:
-            raise InputError(f"{where}: holds zero prompts; add at least one")
-        prompts = []
-        for text, metadata, rewards in rows:
-            names = source.rewards if rewards is None else rewards
-            prompts.append(Prompt(index, text, source.name, metadata, None if names is None else frozenset(names)))
-            index += 1
-        loaded.append((source, prompts))
-    if not loaded:
-        raise InputError(f"{key}: holds zero prompt sources; add at least one")
-    return PromptSet(loaded)
-
-
-Row = tuple[str, dict[str, Any], list[str] | None]
-
-
-def _rows(source: PromptSourceConfig, where: str) -> list[Row]:
-    if (source.file is None) == (source.texts is None):
-        raise InputError(f"{where}: give either `file` or `texts`")
-    if source.texts is not None:
-        return [(text, {}, None) for text in source.texts if text.strip()]
-    assert source.file is not None
-    try:
-        lines = source.file.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise InputError(f"{where}: prompt file not found: {source.file}; mend the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot read {source.file}: {error}") from None
-    numbered = [(n, line.strip()) for n, line in enumerate(lines, 1) if line.strip()]
-    if source.file.suffix == ".jsonl":
-        return [_json_row(line, f"{where}: {source.file}, line {n}") for n, line in numbered]
-    return [(line, {}, None) for _, line in numbered]
-
-
-def _json_row(line: str, where: str) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not valid JSON: {error.msg}; mend that line") from None
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
-        raise InputError(f'{where}: expected an object with "prompt": "text", found {line[:80]!r}')
-    text = row.pop("prompt").strip()
-    rewards = row.pop("rewards", None)
-    if rewards is not None and not (isinstance(rewards, list) and all(isinstance(r, str) for r in rewards)):
-        raise InputError(f'{where}: "rewards" must be a list of reward names, found {rewards!r}')
-    return text, row, rewards
-
-
 def _walk(prompts: Sequence[Prompt], seed: int, source: str, rollout: int, count: int) -> list[Prompt]:
     """``count`` prompts for this rollout: pass after pass over the source, each in an order of its own.
 
@@ -138,8 +78,3 @@ def _walk(prompts: Sequence[Prompt], seed: int, source: str, rollout: int, count
     number, position = divmod(rollout, rollouts_per_pass)
     order = torch.randperm(len(prompts), generator=generator(seed, f"prompts/{source}", number)).tolist()
     return [prompts[i] for i in order[position * count : (position + 1) * count]]
-
-
-def read_prompt_file(path: Path) -> PromptSet:
-    """One file as a prompt set of its own, for evaluation from the command line."""
-    return load_prompts([PromptSourceConfig(name="prompts", file=path.resolve())], "--prompts")
