@@ -112,3 +112,19 @@ class RedShare(RewardBase):
     def score(self, batch: RewardBatch) -> list[float | None]:
         self.calls.append([prompt.text for prompt in batch.prompts])
         return [float(image[..., 0].mean()) / 255 if image.any() else None for image in batch.images]
+
+
+class AsSlowAsSampling(After):
+    """Takes nearly as long over a batch as the batch before it took to be sampled, however busy the machine is."""
+
+    def __init__(self) -> None:
+        super().__init__("nothing", 0)
+        self.called = time.perf_counter()
+        self.seconds = 0.05
+
+    def score(self, batch: Any) -> list[float]:
+        since, self.called = time.perf_counter() - self.called, time.perf_counter()
+        if since < 3 * self.seconds:  # more: a training step lies between
+            self.seconds = 0.92 * since
+        time.sleep(self.seconds)
+        return steady(list(batch.images), [])

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from marble_rl.config.schema import RewardConfig
 from marble_rl.rewards.registry import build_rewards
 from marble_rl.rewards.scoring import Scorer
 from marble_rl.rewards.server import Limits, RewardsServer
-from runs import base_config, lora_bytes, marble, train, write_config
+from runs import base_config, lora_bytes, marble, metrics, start, train, write_config
+
+
+class Mortal(RewardsServer):
+    """Hangs up on everybody once it has scored so many batches."""
+
+    dies_after = math.inf
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return sum(served.called.counts.calls for served in self.rewards.values()) < self.dies_after
 
 
 @contextmanager
-def serving(rewards: list[dict[str, Any]]) -> Iterator[str]:
-    server = RewardsServer("127.0.0.1", 0, None, Limits())
+def serving(rewards: list[dict[str, Any]], dies_after: float = math.inf) -> Iterator[str]:
+    server = Mortal("127.0.0.1", 0, None, Limits())
+    server.dies_after = dies_after
     configs = [RewardConfig(**reward) for reward in rewards]
     server.start(Scorer(configs, build_rewards(configs)))
     try:
@@ -48,3 +63,59 @@ def test_served_rewards_train_the_same_weights_and_may_move(tiny_sd3: Path, tmp_
         train(remote_config(tmp_path / "c.yaml", tiny_sd3, c), run, "--resume", "--set", steps(4))
     train(write_config(tmp_path / "own.yaml", tiny_sd3), tmp_path / "own", "--set", steps(4))
     assert lora_bytes(run) == lora_bytes(tmp_path / "own")
+
+
+def test_a_server_that_dies_stops_the_run_with_everything_saved(tiny_sd3: Path, tmp_path: Path) -> None:
+    """Exit code 3, no made-up score; another server, and the run is the uninterrupted one."""
+    rewards = base_config(tiny_sd3)["rewards"]
+    run, steps = tmp_path / "served", ["--set", "trainer.steps=4"]
+    with serving(rewards, dies_after=13) as dying:
+        stopped = marble("train", remote_config(tmp_path / "c.yaml", tiny_sd3, dying), "--out", run, *steps)
+    assert stopped.code == 3
+    assert "reward '" in stopped.err
+    assert dying in stopped.err
+    done = len(metrics(run))
+    assert 0 < done < 4
+    assert (run / "checkpoints" / f"step-{done}").is_dir()
+
+    with serving(rewards) as alive:
+        train(remote_config(tmp_path / "c.yaml", tiny_sd3, alive), run, "--resume", *steps)
+    train(write_config(tmp_path / "own.yaml", tiny_sd3), tmp_path / "own", *steps)
+    assert lora_bytes(run) == lora_bytes(tmp_path / "own")
+
+
+@pytest.mark.full
+def test_four_runs_train_on_one_server(tiny_sd3: Path, tmp_path: Path) -> None:
+    """Four processes at once, each with a seed of its own: each gets the scores of its own images."""
+    settings = [["--set", f"trainer.seed={seed}", "--set", "trainer.steps=4"] for seed in range(4)]
+    with serving(base_config(tiny_sd3)["rewards"]) as url:
+        config = remote_config(tmp_path / "c.yaml", tiny_sd3, url)
+        runs = [start("train", config, "--out", tmp_path / f"{i}", *more) for i, more in enumerate(settings)]
+        for run in runs:
+            output, _ = run.communicate(timeout=300)
+            assert run.returncode == 0, output
+    own = write_config(tmp_path / "own.yaml", tiny_sd3)
+    for i, more in enumerate(settings):
+        train(own, tmp_path / f"own-{i}", *more)
+        assert lora_bytes(tmp_path / f"{i}") == lora_bytes(tmp_path / f"own-{i}")
+
+
+@pytest.mark.full
+def test_a_reward_as_slow_as_sampling_hides_behind_it(tiny_sd3: Path, tmp_path: Path) -> None:
+    """At most 1.15 times sampling and training alone, in one run; the tail is the last group's scoring."""
+    config = write_config(
+        tmp_path / "c.yaml",
+        tiny_sd3,
+        prompts={"train": [{"name": "all", "texts": [f"prompt {i}" for i in range(16)]}]},
+        rewards=[{"name": "slow", "type": "rewards_for_tests:AsSlowAsSampling"}],
+        rollout={"groups": 16, "group_size": 8, "steps": 10},
+    )
+    train(config, tmp_path / "run", "--set", "trainer.steps=10", "--set", "logging.images_every=null")
+    ratios = []
+    for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[2:]:
+        seconds = {key.removeprefix("time/"): value for key, value in json.loads(text).items() if "time/" in key}
+        alone = seconds["rollout"] + seconds["gradients"] + seconds["update"]
+        ratios.append((alone + seconds["rewards"]) / alone)
+        print(f"scoring {seconds['scoring']:.2f} s, sampling {seconds['rollout']:.2f} s, iteration x {ratios[-1]:.3f}")
+        assert seconds["scoring"] >= 0.6 * seconds["rollout"]
+    assert statistics.median(ratios) <= 1.15

@@ -125,7 +125,9 @@ def test_the_mean_stays_in_range() -> None:
             assert score == level / 255
 
 
-@pytest.mark.parametrize(("what", "message"), [("nan", "returned nan for image"), ("short", "returned 5 scores for 6 images")])
+@pytest.mark.parametrize(
+    ("what", "message"), [("nan", "returned nan for image"), ("short", "returned 5 scores for 6 images")]
+)
 @pytest.mark.parametrize("reduce", ["mean", "worst", "best", "last"])
 def test_a_bad_score_cannot_hide_among_the_other_frames(what: str, message: str, reduce: str) -> None:
     inner = {"type": "rewards_for_tests:After", "params": {"what": what, "calls": 0}}
