@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marble_rl.config import load_config
 from marble_rl.config.schema import LoraConfig, LossConfig, PromptSourceConfig, RolloutConfig
 from marble_rl.gradients.policy import policy_gradients, training_batch
-from marble_rl.inference import Opened, sample_images
+from marble_rl.inference import Opened, export_lora, sample_images
 from marble_rl.models import load_model
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
 from marble_rl.prompts import load_prompts
 from marble_rl.rollout.rollout import roll_out, sample
+from runs import write_config
 
 PROMPTS = ["a cup", "two red hats"]
 STEPS = 3
@@ -117,6 +119,22 @@ def assert_exported_lora_is_that_of_plain_diffusers(family: Family, folder: Path
     again = family.load(folder)
     again.read_lora(out)
     torch.testing.assert_close(family.ours(again)[0], x0, atol=1e-5, rtol=0)
+
+
+def assert_the_readme_of_an_export_runs(family: Family, folder: Path, tmp_path: Path) -> None:
+    """In plain diffusers, as it stands."""
+    model = family.load(folder)
+    config = load_config(write_config(tmp_path / "run.yaml", folder, rollout=family.size))
+    export_lora(Opened(model, adapted(model), config, 4), "ema", tmp_path / "lora")
+    readme = (tmp_path / "lora" / "README.md").read_text()
+    assert "(marble, 4 steps, ema weights)" in readme
+    code = readme.split("```")[1].removeprefix("python").replace("THIS_FOLDER", str(tmp_path / "lora"))
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("pipe(", "pipe(num_inference_steps=2, prompt="), "README.md", "exec"), names)
+    if family.frames is None:
+        assert names["image"].size == (WIDTH, HEIGHT)
+    else:
+        assert names["video"].shape == (family.frames, HEIGHT, WIDTH, 3)
 
 
 def assert_fused_gradients_are_those_of_one_pass_each(family: Family, folder: Path, checkpointing: bool) -> None:

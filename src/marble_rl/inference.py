@@ -156,7 +156,7 @@ Fine-tuned with marble ({config.balance.type}, {step} steps, {role} weights) on 
 
 {rewards}
 
-It was trained without classifier-free guidance, so use it without:
+Call it as it was trained, without classifier-free guidance:
 
 ```python
 from diffusers import {pipeline}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import families
 import pytest
 import torch
 from diffusers import FluxPipeline
 
+import families
 from marble_rl.errors import InputError
 from marble_rl.models import check_model_settings
 from marble_rl.models.flux import FluxConditioning, FluxModel
@@ -67,6 +67,10 @@ def test_exported_lora(folder: Path, tmp_path: Path) -> None:
     families.assert_exported_lora_is_that_of_plain_diffusers(FLUX, folder, tmp_path)
 
 
+def test_the_readme_of_an_export_runs(folder: Path, tmp_path: Path) -> None:
+    families.assert_the_readme_of_an_export_runs(FLUX, folder, tmp_path)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_fused_gradients(folder: Path, checkpointing: bool) -> None:
     families.assert_fused_gradients_are_those_of_one_pass_each(FLUX, folder, checkpointing)
@@ -93,9 +97,9 @@ def test_a_flux_without_guidance(tmp_path: Path) -> None:
 def test_what_it_refuses(folder: Path, model: FluxModel) -> None:
     with pytest.raises(InputError, match="height: 18 is not a multiple of 4"):
         model.latent_shape(18, 16)
-    with pytest.raises(InputError, match=r"frames: 5 given, but FLUX\.1 makes images"):
+    with pytest.raises(InputError, match=r"rollout\.frames: 5 given, but FLUX\.1 makes images"):
         model.latent_shape(16, 16, 5)
-    with pytest.raises(InputError, match=r"frames: 5 given, but FLUX\.1 makes images"):
+    with pytest.raises(InputError, match=r"rollout\.frames: 5 given, but FLUX\.1 makes images"):
         check_model_settings(str(folder), frames=5)
     with pytest.raises(InputError, match=r"model\.text_length: 600 is more than the 512 that FLUX\.1 takes"):
         check_model_settings(str(folder), text_length=600)

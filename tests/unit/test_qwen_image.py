@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import families
 import pytest
 import torch
 from diffusers import QwenImagePipeline
 
+import families
 from marble_rl.errors import InputError
 from marble_rl.models.base import PromptCache
 from marble_rl.models.qwen_image import QwenImageConditioning, QwenImageModel
@@ -91,6 +91,10 @@ def test_exported_lora(folder: Path, tmp_path: Path) -> None:
     families.assert_exported_lora_is_that_of_plain_diffusers(QWEN, folder, tmp_path)
 
 
+def test_the_readme_of_an_export_runs(folder: Path, tmp_path: Path) -> None:
+    families.assert_the_readme_of_an_export_runs(QWEN, folder, tmp_path)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_fused_gradients(folder: Path, checkpointing: bool) -> None:
     families.assert_fused_gradients_are_those_of_one_pass_each(QWEN, folder, checkpointing)
@@ -99,7 +103,7 @@ def test_fused_gradients(folder: Path, checkpointing: bool) -> None:
 def test_what_it_refuses(folder: Path, model: QwenImageModel) -> None:
     with pytest.raises(InputError, match="width: 20 is not a multiple of 8"):
         model.latent_shape(16, 20)
-    with pytest.raises(InputError, match="frames: 5 given, but Qwen-Image makes images"):
+    with pytest.raises(InputError, match=r"rollout\.frames: 5 given, but Qwen-Image makes images"):
         model.latent_shape(16, 16, 5)
     with pytest.raises(InputError, match=r"model\.guidance: 3\.5 given, but Qwen-Image takes no guidance"):
         QWEN.load(folder, guidance=3.5)

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
+import families
 from marble_rl.errors import InputError
 from marble_rl.models import load_model
 from marble_rl.models.tiny import build_tiny_wan
@@ -95,6 +95,10 @@ def test_exported_lora(folder: Path, tmp_path: Path) -> None:
     families.assert_exported_lora_is_that_of_plain_diffusers(WAN, folder, tmp_path)
 
 
+def test_the_readme_of_an_export_runs(folder: Path, tmp_path: Path) -> None:
+    families.assert_the_readme_of_an_export_runs(WAN, folder, tmp_path)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_fused_gradients(folder: Path, checkpointing: bool) -> None:
     families.assert_fused_gradients_are_those_of_one_pass_each(WAN, folder, checkpointing)
@@ -103,7 +107,7 @@ def test_fused_gradients(folder: Path, checkpointing: bool) -> None:
 def test_what_it_refuses(folder: Path, model: WanModel) -> None:
     with pytest.raises(InputError, match="height: 12 is not a multiple of 8"):
         model.latent_shape(12, 16, 5)
-    with pytest.raises(InputError, match="frames: 6 is not 1 more than a multiple of 4.*use 5 or 9"):
+    with pytest.raises(InputError, match=r"frames: 6 is not 1 more than a multiple of 4.*use 5 or 9"):
         model.latent_shape(16, 16, 6)
     with pytest.raises(InputError, match=r"model\.guidance: 3\.5 given, but Wan 2\.1 takes no guidance"):
         WAN.load(folder, guidance=3.5)

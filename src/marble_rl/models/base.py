@@ -52,7 +52,7 @@ class DiffusionModel(ABC):
         if guidance is not None and not cls.takes_guidance:
             raise InputError(f"model.guidance: {guidance} given, but {cls.name} takes no guidance scale; leave it out")
         if frames is not None and not cls.makes_videos:
-            raise InputError(f"frames: {frames} given, but {cls.name} makes images, not videos; leave it out")
+            raise InputError(f"rollout.frames: {frames} given, but {cls.name} makes images, not videos; leave it out")
         if text_length is not None and cls.most_text is not None and text_length > cls.most_text:
             raise InputError(f"model.text_length: {text_length} is more than the {cls.most_text} that {cls.name} takes")
 

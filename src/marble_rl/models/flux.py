@@ -107,5 +107,5 @@ class FluxModel(PipelineModel):
 
 def _positions(rows: int, columns: int, device: torch.device) -> Tensor:
     """[rows * columns, 3]: (0, row, column) of every image token; those of the text are all (0, 0, 0)."""
-    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    return torch.stack([torch.zeros_like(row), row, column], dim=-1).flatten(0, 1).to(device, torch.float32)
+    counts = [torch.arange(n, dtype=torch.float32, device=device) for n in (1, rows, columns)]
+    return torch.cartesian_prod(*counts)
