@@ -30,7 +30,7 @@ class DiffusionModel(ABC):
     """Whether the transformer is told a guidance scale. This is not classifier-free guidance: it costs no pass."""
     most_text: ClassVar[int | None] = None
     """Tokens of a prompt that plain diffusers takes at most."""
-    lora_targets: ClassVar[list[str]]
+    lora_targets: ClassVar[tuple[str, ...]]
     """Module names that are adapted by default."""
 
     transformer: Any

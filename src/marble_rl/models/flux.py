@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.packing import PATCH, pack, unpack
-from marble_rl.models.pipeline import Geometry, PipelineModel, to_uint8
+from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, to_uint8
 from marble_rl.types import Conditioning
 
 GUIDANCE = 3.5
@@ -39,16 +39,7 @@ class FluxModel(PipelineModel):
     text_tokenizer = "tokenizer_2"
     default_text = 512
     most_text = 512
-    lora_targets: ClassVar[list[str]] = [
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    ]
+    lora_targets = JOINT_ATTENTION
 
     def __init__(
         self, pipeline: Any, device: torch.device, text_length: int | None = None, guidance: float | None = None

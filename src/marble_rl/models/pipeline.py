@@ -21,6 +21,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+JOINT_ATTENTION = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
+"""LoRA targets: the projections of image and text in transformers that attend to both at once."""
+
+
 @dataclass(frozen=True)
 class Geometry:
     """How a family's images, latents and tokens hang together."""

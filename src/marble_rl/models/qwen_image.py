@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from diffusers import QwenImagePipeline
 from torch import Tensor, nn
 
 from marble_rl.models.packing import PATCH, pack, unpack
-from marble_rl.models.pipeline import Geometry, PipelineModel, per_channel, to_uint8
+from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, per_channel, to_uint8
 from marble_rl.types import Conditioning
 
 
@@ -29,16 +28,7 @@ class QwenImageModel(PipelineModel):
     pipeline_class = QwenImagePipeline
     default_text = 512
     most_text = 1024
-    lora_targets: ClassVar[list[str]] = [
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    ]
+    lora_targets = JOINT_ATTENTION
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> QwenImageConditioning:

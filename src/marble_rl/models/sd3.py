@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
-from marble_rl.models.pipeline import Geometry, PipelineModel, to_uint8
+from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, to_uint8
 from marble_rl.types import Conditioning
 
 
@@ -29,16 +28,7 @@ class SD3Model(PipelineModel):
     text_tokenizer = "tokenizer_3"
     default_text = 256
     most_text = 512
-    lora_targets: ClassVar[list[str]] = [
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    ]
+    lora_targets = JOINT_ATTENTION
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> SD3Conditioning:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers import WanPipeline
@@ -36,7 +36,7 @@ class WanModel(PipelineModel):
     pipeline_class = WanPipeline
     makes_videos = True
     default_text = 512
-    lora_targets: ClassVar[list[str]] = ["to_q", "to_k", "to_v", "to_out.0"]
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
 
     def __init__(
         self, pipeline: Any, device: torch.device, text_length: int | None = None, guidance: float | None = None
