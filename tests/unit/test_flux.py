@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from diffusers import FluxPipeline
 
 import families
 from marble_rl.errors import InputError
-from marble_rl.models import check_model_settings
+from marble_rl.models import check_model_settings, flux
 from marble_rl.models.flux import FluxConditioning, FluxModel
 from marble_rl.models.packing import pack, unpack
 from marble_rl.models.tiny import build_tiny_flux
@@ -53,6 +54,16 @@ def test_packing_is_the_pipelines_and_can_be_undone() -> None:
 def test_sigmas_are_shifted_by_the_size_of_the_image(model: FluxModel) -> None:
     small, large = (model.sigmas(4, model.latent_shape(size, size)) for size in (16, 256))
     assert (large[1:-1] > small[1:-1]).all()
+
+
+def test_the_page_on_adding_a_model_gives_this_file() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "adding_a_model.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line and not line.startswith("FAMILIES")]
+    head = "class FluxModel(PipelineModel):"
+    first = lines.index(head)
+    told = lines[: first + 1] + [line for line in lines[first + 1 :] if line != head]
+    assert told == [line for line in Path(flux.__file__).read_text(encoding="utf-8").splitlines() if line]
 
 
 def test_samples_are_those_of_plain_diffusers(folder: Path) -> None:
