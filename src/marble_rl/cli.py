@@ -86,13 +86,14 @@ def train(
 def sample(
     target: Annotated[str, typer.Argument(metavar="RUN|LORA|MODEL", help="Run, exported LoRA, or pipeline.")],
     prompt: Annotated[str, typer.Option(help="What to draw.")],
-    out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("samples"),
+    out: Annotated[Path, typer.Option(help="Folder for the PNG files, or WebP for videos.")] = Path("samples"),
     images: Annotated[int, typer.Option(min=1, help="How many; image i uses seed + i.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first image.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps. Default: the run's, or 40.")] = None,
     solver: Annotated[str | None, typer.Option(help="euler or dpm2. Default: the run's, or euler.")] = None,
     height: Annotated[int | None, typer.Option(min=8, help="Default: the run's, or the model's.")] = None,
     width: Annotated[int | None, typer.Option(min=8, help="Default: the run's, or the model's.")] = None,
+    frames: Annotated[int | None, typer.Option(min=1, help="Of a video. Default: the run's, or the model's.")] = None,
     weights: Weights = "ema",
     step: Annotated[int | None, typer.Option(help="Which checkpoint of a run. Default: the newest.")] = None,
     model: Annotated[str | None, typer.Option(help="Base model of a LoRA that does not name it.")] = None,
@@ -103,10 +104,8 @@ def sample(
     if solver not in (None, "euler", "dpm2"):
         raise InputError(f"--solver: unknown solver {solver!r}; use euler or dpm2")
     _quiet_libraries()
-    from PIL import Image
-
     from marble_rl.config.schema import EvaluationConfig, RolloutConfig
-    from marble_rl.images import save_image
+    from marble_rl.images import save_sample
     from marble_rl.inference import open_target, sample_images
 
     opened = open_target(target, model_path=model, step=step, device=device)
@@ -122,11 +121,10 @@ def sample(
             solver=solver or defaults.solver,  # type: ignore[arg-type]
             height=height or size.height,
             width=width or size.width,
+            frames=frames or size.frames,
         )
     for i, picture in enumerate(pictures):
-        path = out / f"seed-{seed + i}.png"
-        save_image(Image.fromarray(picture.numpy()), path)
-        typer.echo(path)
+        typer.echo(save_sample(picture, out / f"seed-{seed + i}"))
 
 
 @app.command(epilog="Example: marble evaluate runs/first --weights base --weights ema --images 4")

@@ -30,7 +30,7 @@ class Evaluation:
     table: RewardTable
     """[N, K] with N = len(prompts) * images_per_prompt"""
     images: Tensor
-    """[N, H, W, 3] uint8"""
+    """[N, H, W, 3] uint8, videos [N, F, H, W, 3]"""
 
     @property
     def means(self) -> dict[str, float]:
@@ -85,7 +85,7 @@ def evaluate(
     """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape."""
     chosen = evaluated_prompts(prompts, config)
     work = [(prompt, j) for prompt in chosen for j in range(config.images_per_prompt)]
-    shape = model.latent_shape(size.height, size.width)
+    shape = model.latent_shape(size.height, size.width, size.frames)
     sigmas = model.sigmas(config.steps, shape)
     images = []
     with scorer.in_background(scorer.names, [prompt for prompt, _ in work]) as scoring:

@@ -102,6 +102,7 @@ def evaluate_target(
     opened = open_target(target, model_path=model_path, step=step, device=device)
     for remark in inputs.scorer.load(opened.model.device):
         Console(stderr=True).print(remark, markup=False, soft_wrap=True)
+    inputs.scorer.check_media(opened.model.media())
     cache = PromptCache(opened.model)
     total = len(evaluated_prompts(prompts, settings.evaluation)) * settings.evaluation.images_per_prompt
     results = {}

@@ -1,4 +1,4 @@
-"""Pictures to look at: grids of images with their prompts."""
+"""Pictures to look at: grids of images, or of three frames of each video, with their prompts; samples as files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -17,21 +18,29 @@ MARGIN = 6
 CAPTION = 12
 SMALL = 10
 LINE = 14
+STILLS = 3
+"""Frames of a video that a picture shows: the first, the middle and the last one."""
+FRAMES_PER_SECOND = 16
+"""Wan's."""
 
 
 def image_grid(rows: Sequence[tuple[str, Tensor]], tile: int = MIN_TILE) -> Image.Image:
-    """A grid with one captioned row of images [B, H, W, 3] uint8 per entry; small images are enlarged."""
-    size = max(tile, max(images.shape[1] for _, images in rows))
+    """A grid with one captioned row of images [B, H, W, 3] or videos [B, F, H, W, 3], uint8, per entry.
+
+    Small images are enlarged.
+    """
+    size = max(tile, max(images.shape[-3] for _, images in rows))
     columns = max(len(images) for _, images in rows)
+    column = _panels(rows[0][1][0]) * size + MARGIN
     row_height = CAPTION + MARGIN + size + MARGIN
-    grid = Image.new("RGB", (columns * (size + MARGIN) + MARGIN, len(rows) * row_height + MARGIN), "white")
+    grid = Image.new("RGB", (columns * column + MARGIN, len(rows) * row_height + MARGIN), "white")
     draw = ImageDraw.Draw(grid)
     font = ImageFont.load_default(CAPTION)
     for r, (caption, images) in enumerate(rows):
         top = MARGIN + r * row_height
         draw.text((MARGIN, top), _fit(caption, grid.width - 2 * MARGIN, draw, font), fill="black", font=font)
         for c, pixels in enumerate(images):
-            grid.paste(_enlarged(pixels, size), (MARGIN + c * (size + MARGIN), top + CAPTION + MARGIN))
+            grid.paste(_enlarged(pixels, size), (MARGIN + c * column, top + CAPTION + MARGIN))
     return grid
 
 
@@ -41,7 +50,7 @@ class Picture:
 
     label: str
     pixels: Tensor
-    """[H, W, 3] uint8"""
+    """[H, W, 3] uint8, a video [F, H, W, 3]"""
     scores: Mapping[str, float]
 
 
@@ -57,7 +66,8 @@ def comparison(columns: Sequence[Sequence[Card]], tile: int = 128) -> Image.Imag
     """Cards in columns. Under each picture its scores: green where better than the first picture's, red where worse."""
     cards = [card for column in columns for card in column]
     lines = max(len(picture.scores) for card in cards for picture in card.pictures)
-    width = max(len(card.pictures) for card in cards) * (tile + MARGIN) + 3 * MARGIN
+    across = _panels(cards[0].pictures[0].pixels) * tile
+    width = max(len(card.pictures) for card in cards) * (across + MARGIN) + 3 * MARGIN
     height = 2 * LINE + tile + lines * LINE + 4 * MARGIN
     sheet = Image.new("RGB", (width * len(columns), height * max(len(column) for column in columns)), "white")
     for x, column in enumerate(columns):
@@ -72,7 +82,7 @@ def _draw_card(sheet: Image.Image, card: Card, corner: tuple[int, int], width: i
     left, top = corner
     draw.text(corner, _fit(card.prompt, width, draw, font), fill="black", font=font)
     for i, picture in enumerate(card.pictures):
-        x, y = left + i * (tile + MARGIN), top + LINE + 2
+        x, y = left + i * (_panels(picture.pixels) * tile + MARGIN), top + LINE + 2
         draw.text((x, y), picture.label, fill="dimgray", font=small)
         sheet.paste(_enlarged(picture.pixels, tile), (x, y + LINE))
         for line, (name, score) in enumerate(picture.scores.items()):
@@ -82,15 +92,44 @@ def _draw_card(sheet: Image.Image, card: Card, corner: tuple[int, int], width: i
             draw.text(position, f"{name} {score:.2f}", fill=colour, font=small)
 
 
+def _panels(pixels: Tensor) -> int:
+    """Tiles that a sample takes side by side."""
+    return STILLS if pixels.ndim == 4 else 1
+
+
 def _enlarged(pixels: Tensor, size: int) -> Image.Image:
+    """An image [H, W, 3] to fit a tile, or the stills of a video [F, H, W, 3] side by side."""
+    if pixels.ndim == 4:
+        stills = [_enlarged(pixels[i * (len(pixels) - 1) // (STILLS - 1)], size) for i in range(STILLS)]
+        strip = Image.new("RGB", (sum(still.width for still in stills), stills[0].height))
+        for i, still in enumerate(stills):
+            strip.paste(still, (i * still.width, 0))
+        return strip
     picture = Image.fromarray(pixels.numpy())
     scale = size / max(picture.size)
     return picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.BICUBIC)
 
 
+def save_sample(pixels: Tensor, path: Path) -> Path:
+    """Write an image [H, W, 3] as PNG, or a video [F, H, W, 3] as animated WebP; returns ``path`` with the suffix."""
+    if pixels.ndim == 3:
+        file = path.with_name(f"{path.name}.png")
+        save_image(Image.fromarray(pixels.numpy()), file)
+    else:
+        file = path.with_name(f"{path.name}.webp")
+        first, *others = (Image.fromarray(frame) for frame in pixels.numpy())
+        duration = round(1000 / FRAMES_PER_SECOND)
+        _write(first, file, "WEBP", save_all=True, append_images=others, duration=duration, loop=0, quality=90)
+    return file
+
+
 def save_image(image: Image.Image, path: Path) -> None:
+    _write(image, path, "PNG")
+
+
+def _write(image: Image.Image, path: Path, kind: str, **options: Any) -> None:
     buffer = io.BytesIO()
-    image.save(buffer, "PNG")
+    image.save(buffer, kind, **options)
     with storage_errors(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, buffer.getvalue())

@@ -51,7 +51,7 @@ def open_target(target: str, *, model_path: str | None = None, step: int | None 
         if base is None:
             raise InputError(f"{target}: the LoRA does not say which model it belongs to; give --model")
         check_model_path(base, "--model")
-        model = load_model(base, pick_device(device), card.get("text_length"))
+        model = load_model(base, pick_device(device), card.get("text_length"), card.get("guidance"))
         model.read_lora(folder.path)
         return Opened(model, None, None, None)
     check_model_path(target, "target")
@@ -61,7 +61,7 @@ def open_target(target: str, *, model_path: str | None = None, step: int | None 
 def _open_run(folder: RunFolder, step: int | None, device: str) -> Opened:
     config = folder.load_config()
     checkpoint = read_checkpoint(folder, step)
-    model = load_model(config.model.path, pick_device(device), config.model.text_length)
+    model = load_model(config.model.path, pick_device(device), config.model.text_length, config.model.guidance)
     policy = LoraPolicy(model.transformer, config.lora, model.lora_targets, config.trainer.seed)
     for adapter in ADAPTERS:
         policy.load_tensors(adapter, checkpoint.adapter(adapter))
@@ -95,10 +95,14 @@ def sample_images(
     solver: Solver,
     height: int | None,
     width: int | None,
+    frames: int | None = None,
 ) -> Tensor:
-    """Images [B, H, W, 3] uint8; image i starts from ``torch.Generator().manual_seed(seed + i)``, as diffusers does."""
+    """Images [B, H, W, 3] uint8, or videos [B, F, H, W, 3].
+
+    Image i starts from ``torch.Generator().manual_seed(seed + i)``, as diffusers does.
+    """
     model = opened.model
-    shape = model.latent_shape(height, width)
+    shape = model.latent_shape(height, width, frames)
     conditioning = PromptCache(model).encode([prompt])
     pictures = []
     for i in range(images):
@@ -115,6 +119,7 @@ def export_lora(opened: Opened, role: Role, out: Path) -> None:
     card = {
         "base_model": config.model.path,
         "text_length": config.model.text_length,
+        "guidance": config.model.guidance,
         "step": opened.step,
         "weights": role,
         "rewards": list(config.trained_rewards),
@@ -124,7 +129,7 @@ def export_lora(opened: Opened, role: Role, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         opened.model.write_lora(out, role)
         write_json(out / CARD, card)
-        write_bytes(out / "README.md", _readme(config, opened.step, role).encode())
+        write_bytes(out / "README.md", _readme(opened.model, config, opened.step, role).encode())
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -138,20 +143,26 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder / CARD} is not valid JSON ({error}); mend or delete it") from None
 
 
-def _readme(config: RunConfig, step: int | None, role: str) -> str:
+def _readme(model: DiffusionModel, config: RunConfig, step: int | None, role: str) -> str:
     rewards = "\n".join(f"- {name}" for name in config.trained_rewards)
-    length = "" if config.model.text_length is None else f", max_sequence_length={config.model.text_length}"
+    pipeline, arguments = model.plain_call()
+    size = {"height": config.rollout.height, "width": config.rollout.width, "num_frames": config.rollout.frames}
+    given = arguments | {name: value for name, value in size.items() if value is not None}
+    call = ", ".join(['"a prompt"', *(f"{name}={value}" for name, value in given.items())])
+    sample, samples = ("video", "frames") if model.makes_videos else ("image", "images")
     return f"""# LoRA for {Path(config.model.path).name}
 
 Fine-tuned with marble ({config.balance.type}, {step} steps, {role} weights) on these rewards:
 
 {rewards}
 
-```python
-from diffusers import StableDiffusion3Pipeline
+Call it as it was trained, without classifier-free guidance:
 
-pipe = StableDiffusion3Pipeline.from_pretrained("{config.model.path}")
+```python
+from diffusers import {pipeline}
+
+pipe = {pipeline}.from_pretrained("{config.model.path}")
 pipe.load_lora_weights("THIS_FOLDER")
-image = pipe("a prompt", guidance_scale=1.0{length}).images[0]  # trained without classifier-free guidance
+{sample} = pipe({call}).{samples}[0]
 ```
 """

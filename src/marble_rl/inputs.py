@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marble_rl.config import RunConfig, require_name
-from marble_rl.models import check_model_path
+from marble_rl.models import check_model_path, check_model_settings, known_media
 from marble_rl.prompts import PromptSet, load_prompts
 from marble_rl.rewards.registry import build_rewards
 from marble_rl.rewards.scoring import Scorer
@@ -23,6 +23,7 @@ class RunInputs:
 def check_inputs(config: RunConfig) -> RunInputs:
     """Read prompts and construct rewards; raise InputError on the first thing that cannot work."""
     check_model_path(config.model.path)
+    check_model_settings(config.model.path, config.model.text_length, config.model.guidance, config.rollout.frames)
     rewards = build_rewards(config.rewards)
     train = load_prompts(config.prompts.train, "prompts.train")
     heldout = train
@@ -35,4 +36,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
     train.check_groups(config.rollout.groups)
     scorer = Scorer(config.rewards, rewards)
     scorer.check_applicability(config.trained_rewards, train.prompts)
+    media = known_media(config.model.path)
+    if media is not None:
+        scorer.check_media(media)
     return RunInputs(train, heldout, scorer)

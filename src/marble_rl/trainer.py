@@ -307,10 +307,11 @@ class Trainer:
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
         with self.console.status("loading models"):
-            self.model = load_model(c.model.path, self._device, c.model.text_length)
+            self.model = load_model(c.model.path, self._device, c.model.text_length, c.model.guidance)
             self.policy = LoraPolicy(self.model.transformer, c.lora, self.model.lora_targets, c.trainer.seed)
             remarks = self._inputs.scorer.load(self._device)
-            # Once more: a reward on another machine could not be asked before.
+            # Once more: a reward on another machine could not be asked before, nor a model on the hub.
+            self._inputs.scorer.check_media(self.model.media())
             self._inputs.scorer.check_applicability(self.names, self._inputs.train.prompts)
         for remark in remarks:
             self._say(remark)

@@ -80,9 +80,9 @@ class Rollout:
     groups: tuple[Group, ...]
     group_size: int
     x0: Tensor
-    """[N, C, H, W] clean latents"""
+    """[N, C, H, W] clean latents, of videos [N, C, F, H, W]"""
     images: Tensor
-    """[N, H, W, 3] uint8 on the CPU"""
+    """[N, H, W, 3] uint8 on the CPU, videos [N, F, H, W, 3]"""
     conditioning: Conditioning
     """Leading dimension G: one row a group."""
     sigmas: Tensor

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
+from marble_rl.config import load_config
 from marble_rl.config.schema import LoraConfig, LossConfig, RolloutConfig
-from marble_rl.errors import NonFinite
+from marble_rl.errors import InputError, NonFinite
 from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
-from marble_rl.models import load_model
+from marble_rl.inputs import check_inputs
+from marble_rl.models import FAMILIES, check_model_path, check_model_settings, load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
 from marble_rl.models.sd3 import SD3Conditioning, SD3Model
@@ -48,6 +52,60 @@ def policy(model: SD3Model) -> LoraPolicy:
 def inputs(model: SD3Model) -> tuple[torch.Tensor, torch.Tensor, object]:
     draw = torch.Generator().manual_seed(2)
     return torch.randn(2, 4, 8, 8, generator=draw), torch.tensor([0.3, 0.9]), model.encode(["a cup", "a hat"])
+
+
+def test_a_pipeline_of_another_class_is_refused_with_those_that_are_supported(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    with pytest.raises(InputError, match="StableDiffusionXLPipeline is not supported") as refusal:
+        check_model_path(str(tmp_path))
+    assert set(FAMILIES) == {"StableDiffusion3Pipeline", "FluxPipeline", "QwenImagePipeline", "WanPipeline"}
+    assert str(refusal.value).endswith(", ".join(FAMILIES))
+
+
+def test_the_page_on_adding_a_model_knows_every_family_and_its_defaults() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "adding_a_model.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    table = {row[0]: row[1:] for row in rows if len(row) == 1 + len(FAMILIES)}
+    for column, (pipeline, adapter) in enumerate(FAMILIES.items()):
+        module, _, name = adapter.partition(":")
+        family = getattr(importlib.import_module(module), name)
+        assert table["pipeline class"][column] == f"`{pipeline}`" == f"`{family.pipeline_class.__name__}`"
+        tokens = next(cells for title, cells in table.items() if title.startswith("text tokens"))
+        assert tokens[column].startswith(str(family.default_text))
+        targets = table["LoRA targets"]
+        spelt = targets[0] if targets[column].startswith("the same") else targets[column]
+        assert re.findall("`(.*?)`", spelt) == list(family.lora_targets)
+        assert table["samples"][column] == ("videos" if family.makes_videos else "images")
+
+
+def test_settings_that_sd3_does_not_have_are_refused(tiny_sd3: Path, model: SD3Model) -> None:
+    with pytest.raises(InputError, match=r"rollout\.frames: 9 given, but Stable Diffusion 3 makes images"):
+        check_model_settings(str(tiny_sd3), frames=9)
+    with pytest.raises(InputError, match=r"rollout\.frames: 9 given"):
+        model.latent_shape(None, None, 9)
+    for refused in (check_model_settings, lambda path, guidance: load_model(path, model.device, guidance=guidance)):
+        with pytest.raises(InputError, match=r"model\.guidance: 3\.5 given, but Stable Diffusion 3 takes no guidance"):
+            refused(str(tiny_sd3), guidance=3.5)
+    with pytest.raises(InputError, match="width: 18 is not a multiple of 4"):
+        model.latent_shape(16, 18)
+    check_model_settings("owner/on-the-hub", guidance=3.5)  # not known before it is downloaded
+    check_model_settings(str(tiny_sd3), text_length=512)
+
+
+@pytest.mark.parametrize("setting", ["rollout.frames=5", "model.guidance=3.5", "model.text_length=600"])
+def test_a_config_with_such_a_setting_is_refused_before_anything_is_loaded(config_file: Path, setting: str) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(setting.partition('=')[0])}: .*Stable Diffusion 3"):
+        check_inputs(load_config(config_file, [setting]))
+
+
+def test_a_size_can_shift_the_levels_of_sd3(model: SD3Model) -> None:
+    """As the scheduler's own pipeline computes mu."""
+    from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
+
+    shift = {"base_image_seq_len": 4, "max_image_seq_len": 64, "base_shift": 0.5, "max_shift": 1.7}
+    model.pipeline.scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **shift)
+    model.pipeline.scheduler.set_timesteps(5, mu=calculate_shift(4 * 8, *shift.values()))
+    assert torch.equal(model.sigmas(5, (4, 8, 16)), model.pipeline.scheduler.sigmas)
 
 
 def test_adapters_start_equal_and_leave_the_model_unchanged(model: SD3Model, inputs: tuple) -> None:

@@ -29,8 +29,11 @@ class ModelConfig(Section):
     """Folder in diffusers' format, a hub id such as `stabilityai/stable-diffusion-3.5-medium`, or `mini`: the small
     one that the package carries."""
     text_length: PositiveInt | None = None
-    """Tokens of the prompt that the T5 text encoder sees (diffusers' `max_sequence_length`); null takes 256,
-    or as many as its tokenizer was built for if that is less."""
+    """Tokens of the prompt that the T5 or Qwen text encoder sees (diffusers' `max_sequence_length`); null takes 256
+    for Stable Diffusion 3, 512 for other families, or as many as the tokenizer was built for if that is less."""
+    guidance: NonNegativeFloat | None = None
+    """Guidance scale that the transformer is told, in sampling and training, where the family was distilled to follow
+    one (FLUX.1-dev); null takes 3.5. Other families refuse it."""
     device: str = "auto"
     """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda`, `cuda:1`, ..."""
 
@@ -142,6 +145,8 @@ class RolloutConfig(Section):
     """Image height in pixels; null takes the model's own."""
     width: PositiveInt | None = None
     """Image width in pixels; null takes the model's own."""
+    frames: PositiveInt | None = None
+    """Frames of a video, for Wan 1 more than a multiple of 4; null takes the model's own. Image models refuse it."""
     batch_size: PositiveInt | None = None
     """Images sampled at a time; must divide group_size. null samples a whole group at once."""
     updates: PositiveInt = 1

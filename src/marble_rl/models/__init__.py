@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,14 @@ if TYPE_CHECKING:
     import torch
 
     from marble_rl.models.base import DiffusionModel
+    from marble_rl.rewards.base import Media
 
-FAMILIES = {"StableDiffusion3Pipeline": "marble_rl.models.sd3:SD3Model"}
+FAMILIES = {
+    "StableDiffusion3Pipeline": "marble_rl.models.sd3:SD3Model",
+    "FluxPipeline": "marble_rl.models.flux:FluxModel",
+    "QwenImagePipeline": "marble_rl.models.qwen_image:QwenImageModel",
+    "WanPipeline": "marble_rl.models.wan:WanModel",
+}
 """diffusers' pipeline class -> our adapter. To add a family: one file in this folder and one line here."""
 
 
@@ -32,10 +39,26 @@ def check_model_path(path: str, key: str = "model.path") -> None:
         )
 
 
-def load_model(path: str, device: torch.device, text_length: int | None = None) -> DiffusionModel:
-    """Load a pipeline from a folder or a hub id, or the embedded one."""
-    import importlib
+def check_model_settings(
+    path: str, text_length: int | None = None, guidance: float | None = None, frames: int | None = None
+) -> None:
+    """Refuse settings that the model's family does not have, where the family can be told without the hub."""
+    folder = Path(embedded(path, PIPELINE))
+    given = {text_length, guidance, frames} != {None}
+    if given and folder.is_dir():  # otherwise there is no need to import diffusers
+        _adapter(folder / "model_index.json").check_settings(text_length, guidance, frames)
 
+
+def known_media(path: str) -> Media | None:
+    """What the model makes, where that can be told without the hub."""
+    folder = Path(embedded(path, PIPELINE))
+    return _adapter(folder / "model_index.json").media() if folder.is_dir() else None
+
+
+def load_model(
+    path: str, device: torch.device, text_length: int | None = None, guidance: float | None = None
+) -> DiffusionModel:
+    """Load a pipeline from a folder or a hub id, or the embedded one."""
     check_model_path(path)
     path = embedded(path, PIPELINE)
     index = Path(path) / "model_index.json"
@@ -54,12 +77,14 @@ def load_model(path: str, device: torch.device, text_length: int | None = None) 
             raise InputError(
                 f"model.path: {path!r} is neither a folder here nor reachable on the hub ({error})"
             ) from None
-    module, _, name = FAMILIES[_family(index, "model.path")].partition(":")
+    adapter = _adapter(index)
+    adapter.check_settings(text_length, guidance)
     try:
-        model: DiffusionModel = getattr(importlib.import_module(module), name).load(path, device, text_length)
+        return adapter.load(path, device, text_length, guidance)
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"model.path: cannot load {path}: {error}") from error
-    return model
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:
@@ -74,6 +99,13 @@ def pick_device(name: str, key: str = "model.device") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"{key}: {name!r} asked for, but no CUDA device is available; use auto or cpu")
     return device
+
+
+def _adapter(index: Path) -> type[DiffusionModel]:
+    """Of the pipeline whose model_index.json this is."""
+    module, _, name = FAMILIES[_family(index, "model.path")].partition(":")
+    adapter: type[DiffusionModel] = getattr(importlib.import_module(module), name)
+    return adapter
 
 
 def _family(index: Path, key: str) -> str:

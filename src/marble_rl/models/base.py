@@ -11,22 +11,55 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from marble_rl.errors import InputError
+from marble_rl.rewards.base import Media
 from marble_rl.types import Conditioning
 
 
 class DiffusionModel(ABC):
-    """A flow-matching text-to-image model whose transformer carries the adapters."""
+    """A flow-matching text-to-image or text-to-video model whose transformer carries the adapters.
+
+    A sample is an image, uint8 [H, W, 3], or a video [F, H, W, 3]; the solvers, the loss and the gradients treat the
+    latents of both alike: [B, ...].
+    """
+
+    name: ClassVar[str]
+    """Of the family, in messages."""
+    makes_videos: ClassVar[bool] = False
+    """Whether it takes a number of frames, and its samples have them."""
+    takes_guidance: ClassVar[bool] = False
+    """Whether the transformer is told a guidance scale. This is not classifier-free guidance: it costs no pass."""
+    most_text: ClassVar[int | None] = None
+    """Tokens of a prompt that plain diffusers takes at most."""
+    lora_targets: ClassVar[tuple[str, ...]]
+    """Module names that are adapted by default."""
 
     transformer: Any
     """The diffusers model (an nn.Module) that is adapted."""
     device: torch.device
-    lora_targets: ClassVar[list[str]]
-    """Module names that are adapted by default."""
 
     @classmethod
     @abstractmethod
-    def load(cls, path: str, device: torch.device, text_length: int | None = None) -> DiffusionModel:
+    def load(
+        cls, path: str, device: torch.device, text_length: int | None = None, guidance: float | None = None
+    ) -> DiffusionModel:
         """Read a pipeline from a folder or the hub."""
+
+    @classmethod
+    def media(cls) -> Media:
+        return "video" if cls.makes_videos else "image"
+
+    @classmethod
+    def check_settings(
+        cls, text_length: int | None = None, guidance: float | None = None, frames: int | None = None
+    ) -> None:
+        """Refuse settings that the family does not have. Nothing is loaded for it."""
+        if guidance is not None and not cls.takes_guidance:
+            raise InputError(f"model.guidance: {guidance} given, but {cls.name} takes no guidance scale; leave it out")
+        if frames is not None and not cls.makes_videos:
+            raise InputError(f"rollout.frames: {frames} given, but {cls.name} makes images, not videos; leave it out")
+        if text_length is not None and cls.most_text is not None and text_length > cls.most_text:
+            raise InputError(f"model.text_length: {text_length} is more than the {cls.most_text} that {cls.name} takes")
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Conditioning:
@@ -50,8 +83,8 @@ class DiffusionModel(ABC):
                 encoder.to("cpu")
 
     @abstractmethod
-    def latent_shape(self, height: int | None, width: int | None) -> tuple[int, ...]:
-        """Shape of one image's latent; None takes the model's own size."""
+    def latent_shape(self, height: int | None, width: int | None, frames: int | None = None) -> tuple[int, ...]:
+        """Shape of one sample's latent; None takes the model's own size."""
 
     @abstractmethod
     def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
@@ -59,11 +92,11 @@ class DiffusionModel(ABC):
 
     @abstractmethod
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """v_theta(x [B, ...], sigma [B], prompts) of whichever adapter is active."""
+        """v_theta(x [B, ...], sigma [B], prompts) = noise - data, of whichever adapter is active."""
 
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
-        """Clean latents to images [B, H, W, 3], uint8 on the CPU."""
+        """Clean latents to images [B, H, W, 3] or videos [B, F, H, W, 3], uint8 on the CPU."""
 
     @abstractmethod
     def write_lora(self, folder: Path, adapter: str) -> None:
@@ -72,6 +105,10 @@ class DiffusionModel(ABC):
     @abstractmethod
     def read_lora(self, folder: Path) -> None:
         """Attach the LoRA in ``folder`` to the transformer, for sampling only."""
+
+    @abstractmethod
+    def plain_call(self) -> tuple[str, dict[str, Any]]:
+        """The class of diffusers' pipeline, and the arguments with which a call of it samples as we do."""
 
 
 CACHE_BYTES = 4 << 30

@@ -11,7 +11,7 @@ backward pass: peft would drop the gradients silently.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -37,13 +37,13 @@ ADAPTERS: tuple[Adapter, ...] = (TRAINED, OLD, EMA)
 class LoraPolicy:
     """The adapters of a transformer, all equal at the start."""
 
-    def __init__(self, transformer: nn.Module, config: LoraConfig, default_targets: list[str], seed: int) -> None:
+    def __init__(self, transformer: nn.Module, config: LoraConfig, default_targets: Sequence[str], seed: int) -> None:
         self._transformer = transformer
         peft_config = {
             "r": config.rank,
             "lora_alpha": config.alpha,
             "init_lora_weights": "gaussian",
-            "target_modules": config.targets or default_targets,
+            "target_modules": config.targets or list(default_targets),
         }
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "lora"))

@@ -22,6 +22,7 @@ from marble_rl.types import Prompt
 Images = npt.NDArray[np.uint8]
 Scores = Sequence[float | None]
 """One finite number for each image; None where the reward has nothing to say about it."""
+Media = Literal["image", "video"]
 Precision = Literal["float32", "bfloat16", "float16"]
 METADATA = "metadata"
 """Argument under which a function gets the prompts' metadata."""
@@ -43,7 +44,7 @@ class Traits:
     """If not, its scores count with the opposite sign everywhere."""
     deterministic: bool = False
     """The same images and prompts always get the same scores, so a batch seen before need not be scored again."""
-    media: Literal["image", "video"] = "image"
+    media: Media = "image"
     """What it scores: [B, H, W, 3] or [B, F, H, W, 3]."""
     concurrency: int | None = None
     """Batches under way at once, for a reward that waits for other machines. None: it computes here, one batch at a

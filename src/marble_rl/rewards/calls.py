@@ -18,7 +18,7 @@ import torch
 from marble_rl.config.schema import RewardConfig
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.models import pick_device
-from marble_rl.rewards.base import Reward, RewardBatch, Scores, Traits, traits_of
+from marble_rl.rewards.base import Media, Reward, RewardBatch, Scores, Traits, traits_of
 from marble_rl.rewards.cache import ScoreCache, content_key
 from marble_rl.types import Prompt
 
@@ -166,7 +166,10 @@ class CalledReward:
         )
 
     def _check_media(self, batch: RewardBatch) -> None:
-        media = "video" if batch.images.ndim == 5 else "image"
+        self.check_media("video" if batch.images.ndim == 5 else "image")
+
+    def check_media(self, media: Media) -> None:
+        """Whether it scores what the model makes."""
         if media != self.traits.media:
             fix = "wrap it in `type: frames`" if media == "video" else "use it with a model that makes videos"
             raise InputError(f"rewards ({self.name}): scores {self.traits.media}s, but was given {media}s; {fix}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from marble_rl.config.schema import RewardConfig
 from marble_rl.errors import InputError
 from marble_rl.rewards.background import BackgroundScoring
-from marble_rl.rewards.base import Reward
+from marble_rl.rewards.base import Media, Reward
 from marble_rl.rewards.calls import CalledReward, Counts
 from marble_rl.types import Prompt, RewardTable
 
@@ -91,6 +91,11 @@ class Scorer:
                 values[:, column].clamp_(low, high)
         # Cells that no reward applies to stay 0, as everywhere.
         return replace(table, values=torch.where(table.applicable, values, table.values))
+
+    def check_media(self, media: Media) -> None:
+        """Whether every reward scores what the model makes."""
+        for reward in self._rewards.values():
+            reward.check_media(media)
 
     def check_devices(self) -> None:
         """Whether the devices that the config asks for are there."""

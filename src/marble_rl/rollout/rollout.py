@@ -29,9 +29,10 @@ def roll_out(
 ) -> Rollout:
     """Images of rollout number ``index``. Noise is drawn per (rollout, slot, sample), batches have a fixed shape.
 
-    ``on_group`` gets each group's images [group_size, H, W, 3] as soon as they are there.
+    ``on_group`` gets each group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they
+    are there.
     """
-    shape = model.latent_shape(config.height, config.width)
+    shape = model.latent_shape(config.height, config.width, config.frames)
     sigmas = model.sigmas(config.steps, shape)
     conditioning = prompts.encode([group.prompt.text for group in groups])
     latents, images = [], []
@@ -55,7 +56,7 @@ def roll_out(
 def sample(
     model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver
 ) -> tuple[Tensor, Tensor]:
-    """Clean latents [B, ...] and uint8 images [B, H, W, 3] of whichever adapter is active."""
+    """Clean latents [B, ...] and uint8 images [B, H, W, 3] or videos of whichever adapter is active."""
     x0 = solve_ode(lambda x, sigma: model.velocity(x, sigma, conditioning), noise.to(model.device), sigmas, solver)
     if not torch.isfinite(x0).all():
         raise NonFinite("sampling gave latents that are not finite: the weights have diverged. Lower optimizer.lr")

@@ -1,0 +1,174 @@
+"""What all families share: a diffusers pipeline, its sizes, its scheduler's noise levels, its LoRA files."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
+from peft import get_peft_model_state_dict
+from torch import Tensor
+
+from marble_rl.errors import InputError
+from marble_rl.models.base import DiffusionModel
+from marble_rl.storage import save_safetensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+JOINT_ATTENTION = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
+"""LoRA targets: the projections of image and text in transformers that attend to both at once."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a family's images, latents and tokens hang together."""
+
+    channels: int
+    """Of a latent."""
+    scale: int
+    """Pixels to a latent position, each way."""
+    patch: int
+    """Latent positions to a token, each way."""
+    height: int
+    """Pixels, where the user asks for no size."""
+    width: int
+
+
+class PipelineModel(DiffusionModel):
+    """A family that diffusers has a pipeline for. What is left to do: encode, geometry, sigmas, velocity, decode."""
+
+    pipeline_class: ClassVar[Any]
+    text_parts: ClassVar[tuple[str, ...]] = ("text_encoder",)
+    """The pipeline's text encoders, by attribute."""
+    text_tokenizer: ClassVar[str] = "tokenizer"
+    """The pipeline's tokenizer that ``text_length`` limits, by attribute."""
+    default_text: ClassVar[int]
+    """diffusers' own ``max_sequence_length``."""
+
+    def __init__(
+        self, pipeline: Any, device: torch.device, text_length: int | None = None, guidance: float | None = None
+    ) -> None:
+        self.check_settings(text_length, guidance)
+        self.pipeline = pipeline
+        self.pipeline.set_progress_bar_config(disable=True)
+        self.device = device
+        self.guidance = guidance
+        # diffusers pads prompts to its own length, also for a tokenizer that was built for fewer.
+        self._text_length = text_length or min(
+            self.default_text, getattr(self.pipeline, self.text_tokenizer).model_max_length
+        )
+        self.transformer = self.pipeline.transformer
+        for part in (self.transformer, self.pipeline.vae, *self.text_encoders):
+            part.requires_grad_(False).eval()
+        self.transformer.to(device)
+        # The faster layout for convolutions; torch has none for an autoencoder that mixes those of images and videos.
+        flat = not any(isinstance(module, torch.nn.Conv3d) for module in self.pipeline.vae.modules())
+        self.pipeline.vae.to(device, **({"memory_format": torch.channels_last} if flat else {}))
+
+    @classmethod
+    def load(
+        cls, path: str, device: torch.device, text_length: int | None = None, guidance: float | None = None
+    ) -> Self:
+        return cls(cls.pipeline_class.from_pretrained(path, dtype=torch.float32), device, text_length, guidance)
+
+    @property
+    def text_encoders(self) -> list[torch.nn.Module]:
+        parts = (getattr(self.pipeline, name) for name in self.text_parts)
+        return [part for part in parts if part is not None]
+
+    @property
+    @abstractmethod
+    def geometry(self) -> Geometry: ...
+
+    def latent_shape(self, height: int | None, width: int | None, frames: int | None = None) -> tuple[int, ...]:
+        self.check_settings(frames=frames)
+        geometry = self.geometry
+        height, width = height or geometry.height, width or geometry.width
+        step = geometry.scale * geometry.patch
+        for name, size in (("height", height), ("width", width)):
+            if size % step:
+                raise InputError(f"{name}: {size} is not a multiple of {step}, which this model needs")
+        return (geometry.channels, height // geometry.scale, width // geometry.scale)
+
+    def scheduler_sigmas(self, **arguments: Any) -> Tensor:
+        """Noise levels of a fresh copy of the pipeline's own scheduler; ``arguments`` go to its ``set_timesteps``."""
+        scheduler = type(self.pipeline.scheduler).from_config(self.pipeline.scheduler.config)
+        scheduler.set_timesteps(**arguments)
+        sigmas = cast(Tensor, scheduler.sigmas.to(torch.float32))
+        if sigmas[0] > 1 or sigmas[-1] != 0 or (sigmas.diff() >= 0).any():
+            raise InputError(
+                f"model.path: the noise levels of its {type(scheduler).__name__} do not fall from 1 to 0, as those of "
+                "flow matching do; set use_flow_sigmas in scheduler/scheduler_config.json"
+            )
+        return sigmas
+
+    def dynamic_shift(self, latent_shape: tuple[int, ...]) -> dict[str, float]:
+        """mu for a scheduler that shifts its levels by the size of the image, nothing for others.
+
+        mu is the line through (fewest tokens, base_shift) and (most tokens, max_shift); diffusers' pipelines have it.
+        """
+        config = self.pipeline.scheduler.config
+        if not config.get("use_dynamic_shifting"):
+            return {}
+        few, many = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+        low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
+        tokens = (latent_shape[-2] // self.geometry.patch) * (latent_shape[-1] // self.geometry.patch)
+        slope = (high - low) / (many - few)
+        return {"mu": tokens * slope + (low - slope * few)}
+
+    def write_lora(self, folder: Path, adapter: str) -> None:
+        config = self.transformer.peft_config[adapter].to_dict()
+        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+        self.pipeline_class.save_lora_weights(
+            str(folder),
+            transformer_lora_layers=get_peft_model_state_dict(self.transformer, adapter_name=adapter),
+            save_function=lambda tensors, path: save_safetensors(Path(path), tensors, _lora_metadata(plain)),
+        )
+
+    def read_lora(self, folder: Path) -> None:
+        self.pipeline.load_lora_weights(str(folder))
+
+    def plain_call(self) -> tuple[str, dict[str, Any]]:
+        length = {} if self._text_length == self.default_text else {"max_sequence_length": self._text_length}
+        return self.pipeline_class.__name__, {**self.plain_guidance, **length}
+
+    @property
+    def plain_guidance(self) -> dict[str, float]:
+        """The argument of diffusers' pipeline that leaves classifier-free guidance off."""
+        return {"guidance_scale": 1.0}
+
+
+def to_uint8(pixels: Tensor) -> Tensor:
+    """Pixels [B, 3, ...] in [-1, 1] as an autoencoder gives them: [B, ..., 3] in 0..255, on the CPU."""
+    unit = (pixels / 2 + 0.5).clamp(0, 1)
+    return (unit * 255).round().to(torch.uint8).movedim(1, -1).contiguous().cpu()
+
+
+def per_channel(latents: Tensor, vae: Any) -> Tensor:
+    """Latents [B, C, F, H, W] in the scale of an autoencoder that has a mean and a deviation for every channel."""
+    mean, std = (
+        torch.tensor(values, device=latents.device).view(-1, 1, 1, 1)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    return latents * std + mean
+
+
+def _lora_metadata(config: dict[str, Any]) -> dict[str, str]:
+    """Header of a LoRA file. Without the adapter's config plain diffusers guesses alpha, and the scale is wrong."""
+    prefixed = {f"transformer.{key}": value for key, value in config.items()}
+    return {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(prefixed, indent=2, sort_keys=True)}

@@ -1,0 +1,77 @@
+"""Qwen-Image, and any pipeline saved as `QwenImagePipeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from diffusers import QwenImagePipeline
+from torch import Tensor, nn
+
+from marble_rl.models.packing import PATCH, pack, unpack
+from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, per_channel, to_uint8
+from marble_rl.types import Conditioning
+
+
+@dataclass(frozen=True)
+class QwenImageConditioning(Conditioning):
+    prompt_embeds: Tensor
+    """[B, L, D], zero after a prompt's last token"""
+    mask: Tensor
+    """[B, L] bool: where there is a token"""
+
+
+class QwenImageModel(PipelineModel):
+    name = "Qwen-Image"
+    pipeline_class = QwenImagePipeline
+    default_text = 512
+    most_text = 1024
+    lora_targets = JOINT_ATTENTION
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str]) -> QwenImageConditioning:
+        """diffusers pads to the longest prompt of a batch; here all have one length, so that any two can be joined."""
+        embeds, mask = self.pipeline.encode_prompt(
+            prompt=list(texts), device=self.device, max_sequence_length=self._text_length
+        )
+        mask = torch.ones(embeds.shape[:2], device=self.device) if mask is None else mask  # None: no padding
+        missing = self._text_length - embeds.shape[1]
+        padded = nn.functional.pad(embeds, (0, 0, 0, missing))
+        return QwenImageConditioning(padded, nn.functional.pad(mask.bool(), (0, missing)))
+
+    @property
+    def geometry(self) -> Geometry:
+        scale = self.pipeline.vae_scale_factor
+        own = self.pipeline.default_sample_size * scale
+        return Geometry(self.transformer.config.in_channels // PATCH**2, scale, PATCH, own, own)
+
+    def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
+        return self.scheduler_sigmas(sigmas=np.linspace(1.0, 1 / steps, steps), **self.dynamic_shift(latent_shape))
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        assert isinstance(conditioning, QwenImageConditioning)
+        height, width = x.shape[-2:]
+        # Padding that no prompt of the batch needs is cut off. A group of one prompt needs none and so no mask, which
+        # is the transformer's faster way.
+        mask = conditioning.mask[:, : int(conditioning.mask.sum(1).max())]
+        prediction = self.transformer(
+            hidden_states=pack(x),
+            timestep=sigma,  # Qwen-Image multiplies by 1000 itself
+            encoder_hidden_states=conditioning.prompt_embeds[:, : mask.shape[1]],
+            encoder_hidden_states_mask=None if mask.all() else mask,
+            img_shapes=[[(1, height // PATCH, width // PATCH)]] * len(x),
+            return_dict=False,
+        )[0]
+        return unpack(prediction, height, width)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """The autoencoder is one of videos: an image is its first and only frame."""
+        vae = self.pipeline.vae
+        return to_uint8(vae.decode(per_channel(latents[:, :, None], vae), return_dict=False)[0][:, :, 0])
+
+    @property
+    def plain_guidance(self) -> dict[str, float]:
+        return {"true_cfg_scale": 1.0}

@@ -1,0 +1,98 @@
+"""Wan 2.1 text-to-video, and any pipeline with one transformer saved as `WanPipeline`.
+
+The published schedulers (UniPC) round timesteps to integers. We take their noise levels, our own solvers, and the
+timestep that belongs to the level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from diffusers import WanPipeline
+from torch import Tensor
+
+from marble_rl.errors import InputError
+from marble_rl.models.pipeline import Geometry, PipelineModel, per_channel, to_uint8
+from marble_rl.types import Conditioning
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+HEIGHT, WIDTH, FRAMES = 480, 832, 81
+"""diffusers' defaults: five seconds."""
+
+
+@dataclass(frozen=True)
+class WanConditioning(Conditioning):
+    prompt_embeds: Tensor
+    """[B, L, D] of UMT5, zero after a prompt's last token; Wan needs no mask"""
+
+
+class WanModel(PipelineModel):
+    name = "Wan 2.1"
+    pipeline_class = WanPipeline
+    makes_videos = True
+    default_text = 512
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+
+    def __init__(
+        self, pipeline: Any, device: torch.device, text_length: int | None = None, guidance: float | None = None
+    ) -> None:
+        super().__init__(pipeline, device, text_length, guidance)
+        self.pipeline.vae.enable_slicing()  # one video at a time: a batch of them would not fit
+
+    @classmethod
+    def load(
+        cls, path: str, device: torch.device, text_length: int | None = None, guidance: float | None = None
+    ) -> Self:
+        index = WanPipeline.load_config(path)
+        if index.get("boundary_ratio") is not None or index.get("expand_timesteps"):
+            raise ValueError("it is a Wan 2.2, whose two transformers or timesteps per token are not supported")
+        return super().load(path, device, text_length, guidance)
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str]) -> WanConditioning:
+        embeds, _ = self.pipeline.encode_prompt(
+            prompt=list(texts),
+            do_classifier_free_guidance=False,
+            device=self.device,
+            max_sequence_length=self._text_length,
+        )
+        return WanConditioning(embeds)
+
+    @property
+    def geometry(self) -> Geometry:
+        config = self.transformer.config
+        return Geometry(config.in_channels, self.pipeline.vae_scale_factor_spatial, config.patch_size[1], HEIGHT, WIDTH)
+
+    def latent_shape(self, height: int | None, width: int | None, frames: int | None = None) -> tuple[int, ...]:
+        channels, *size = super().latent_shape(height, width, frames)
+        frames, scale = frames or FRAMES, self.pipeline.vae_scale_factor_temporal
+        if (frames - 1) % scale:
+            nearest = frames - (frames - 1) % scale
+            raise InputError(
+                f"frames: {frames} is not 1 more than a multiple of {scale}, which this model needs; "
+                f"use {nearest} or {nearest + scale}"
+            )
+        return (channels, (frames - 1) // scale + 1, *size)
+
+    def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
+        return self.scheduler_sigmas(num_inference_steps=steps)
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        assert isinstance(conditioning, WanConditioning)
+        prediction: Tensor = self.transformer(
+            hidden_states=x,
+            timestep=sigma * self.pipeline.scheduler.config.num_train_timesteps,
+            encoder_hidden_states=conditioning.prompt_embeds,
+            return_dict=False,
+        )[0]
+        return prediction
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        return to_uint8(vae.decode(per_channel(latents, vae), return_dict=False)[0])
