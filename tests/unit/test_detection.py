@@ -19,7 +19,6 @@ from marble_rl.config.schema import RewardConfig
 from marble_rl.errors import InputError
 from marble_rl.mini.tokenizers import clip_tokenizer
 from marble_rl.rewards.base import Images, RewardBatch
-from marble_rl.rewards.clip import ClipEmbedder
 from marble_rl.rewards.detection import (
     CAPTIONS,
     COLOURS,
@@ -32,6 +31,7 @@ from marble_rl.rewards.detection import (
     load_finder,
     overlap,
 )
+from marble_rl.rewards.embedder import ClipEmbedder
 from marble_rl.rewards.geneval import Detection, GenEval
 from marble_rl.rewards.registry import build_rewards
 from marble_rl.rewards.scoring import Scorer

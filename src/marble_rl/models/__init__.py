@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marble_rl import hub
 from marble_rl.errors import InputError
 from marble_rl.mini import embedded
 
@@ -40,25 +41,11 @@ def load_model(path: str, device: torch.device, text_length: int | None = None) 
     path = embedded(path, PIPELINE)
     index = Path(path) / "model_index.json"
     if not index.exists():
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
-
-        try:
-            index = Path(hf_hub_download(path, "model_index.json"))
-        except GatedRepoError:
-            raise InputError(
-                f"model.path: {path} is gated. Accept its licence at https://huggingface.co/{path}, "
-                "then `hf auth login`"
-            ) from None
-        except (HfHubHTTPError, OSError) as error:
-            raise InputError(
-                f"model.path: {path!r} is neither a folder here nor reachable on the hub ({error})"
-            ) from None
+        index = hub.download("model.path", path, "model_index.json")
     module, _, name = FAMILIES[_family(index, "model.path")].partition(":")
-    try:
-        model: DiffusionModel = getattr(importlib.import_module(module), name).load(path, device, text_length)
-    except (OSError, ValueError) as error:
-        raise InputError(f"model.path: cannot load {path}: {error}") from error
+    family = getattr(importlib.import_module(module), name)
+    with hub.explained("model.path", path, "a pipeline in diffusers' format"):
+        model: DiffusionModel = family.load(path, device, text_length)
     return model
 
 
