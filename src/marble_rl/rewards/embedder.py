@@ -26,10 +26,15 @@ def read_model(path: str, key: str) -> Any:
 
     source = str(Path(path).expanduser())
     with hub.explained(key, path, WANTED):
-        model, report = CLIPModel.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
-    if missing := sorted(report["missing_keys"]):
-        # transformers only warns, and draws them at random.
-        raise InputError(f"{key}: {path} is no CLIP model: it lacks {len(missing)} tensors, such as {missing[0]}")
+        # Tensors that are missing or of another shape are drawn at random, unless somebody looks at the report.
+        model, report = CLIPModel.from_pretrained(
+            source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    if wrong := sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}):
+        raise InputError(
+            f"{key}: {path} is not the CLIP model that its config.json says: {len(wrong)} tensors are missing or of "
+            f"another shape, such as {wrong[0]}"
+        )
     return model
 
 
@@ -66,7 +71,7 @@ class ClipEmbedder:
     def images(self, images: Images | Sequence[Image.Image]) -> Tensor:
         """[B, H, W, 3] uint8, or B pictures of any sizes -> [B, D]"""
         pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"].to(self.device)
-        return _unit(self.model.visual_projection(self.model.vision_model(pixels).pooler_output))
+        return unit_vectors(self.model.visual_projection(self.model.vision_model(pixels).pooler_output))
 
     @torch.no_grad()
     def texts(self, texts: Sequence[str]) -> Tensor:
@@ -75,7 +80,7 @@ class ClipEmbedder:
         tokens = self.tokenizer(
             list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
         ).to(self.device)
-        return _unit(self.model.text_projection(self.model.text_model(**tokens).pooler_output))
+        return unit_vectors(self.model.text_projection(self.model.text_model(**tokens).pooler_output))
 
     def _check_processor(self, source: str) -> None:
         """A text without the end token that the model looks for would be pooled at its start: all texts alike."""
@@ -95,6 +100,6 @@ class ClipEmbedder:
             )
 
 
-def _unit(embeddings: Tensor) -> Tensor:
+def unit_vectors(embeddings: Tensor) -> Tensor:
     """In float32 even under autocast: half precision would leave two or three digits of a cosine."""
     return F.normalize(embeddings.float(), dim=-1)
