@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import string
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +426,18 @@ def test_a_model_with_holes_is_refused(wrong: str, folder: Path, tmp_path: Path)
     save_file({**kept, **changed}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match=r"'r' cannot be loaded.*model: .*1 tensors .* such as visual_projection"):
         loaded("clipscore", model=str(tmp_path))
+
+
+def test_sizes_of_the_published_networks() -> None:
+    """CLIP ViT-L/14 and LAION's head, without values: the figures of the docs. ViT-H/14 is in test_openclip.py."""
+    text = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    vision = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
+    config = CLIPConfig(text_config=text, vision_config={**vision, "patch_size": 14}, projection_dim=768)
+    with torch.device("meta"):
+        clip = CLIPModel(config)
+        head = nn.Sequential(*(nn.Linear(*size) for size in pairwise((768, 1024, 128, 64, 16, 1))))
+    assert sum(tensor.numel() for tensor in clip.parameters()) == 427_616_513
+    assert sum(tensor.numel() for tensor in head.parameters()) == 927_969
 
 
 # --- what they declare ---

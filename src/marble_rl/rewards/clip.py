@@ -32,7 +32,7 @@ from marble_rl.rewards.embedder import ClipEmbedder, read_model
 from marble_rl.rewards.tensors import check_accounted, read_tensors, shape_of
 
 LAION_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-"""What PickScore and HPSv2 were tuned from. Their own repositories hold no tokenizer and image processor."""
+"""What PickScore and HPSv2 were tuned from; its tokenizer and image processor go with them."""
 HPS_FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}
 COSINE = (-1.001, 1.001)
 """The cosine's range, with room for rounding."""
@@ -45,7 +45,7 @@ class _ClipSimilarity(RewardBase):
     default: str
     """Hub id of the published weights."""
     published_processor: str | None = None
-    """Hub id of the tokenizer and image processor, where the published weights come without."""
+    """Hub id of the tokenizer and image processor, where those of the published weights are elsewhere."""
 
     def __init__(self, model: str | None = None, processor: str | None = None) -> None:
         self.model = model or self.default

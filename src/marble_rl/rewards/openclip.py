@@ -47,7 +47,7 @@ NAMES = (
     (r"^vision_model\.post_layernorm\.", "visual.ln_post."),
     (r"^text_model\.encoder\.layers\.", "transformer.resblocks."),
     (r"^vision_model\.encoder\.layers\.", "visual.transformer.resblocks."),
-    (r"\.self_attn\.[qkv]_proj\.", ".attn.in_proj_"),
+    (FUSED, ".attn.in_proj_"),
     (r"\.self_attn\.out_proj\.", ".attn.out_proj."),
     (r"\.layer_norm([12])\.", r".ln_\1."),
     (r"\.mlp\.fc1\.", ".mlp.c_fc."),
