@@ -25,7 +25,7 @@ import torch
 
 from marble_rl.config import suggestion
 from marble_rl.errors import InputError
-from marble_rl.rewards.base import Images, RewardBase, RewardBatch
+from marble_rl.rewards.base import Images, RewardBase, RewardBatch, Traits
 from marble_rl.types import Prompt
 
 Mask = npt.NDArray[np.bool_]
@@ -79,6 +79,8 @@ class GenEval(RewardBase):
     ``score: partial`` gives the share of requirements met before the first that is not. ``detector`` is `mini`,
     `photo` or an import path; further params are the detector's own.
     """
+
+    traits = Traits(range=(0, 1), deterministic=True)
 
     def __init__(self, detector: str = "mini", score: str = "strict", **settings: Any) -> None:
         if score not in SCORES:
