@@ -58,7 +58,8 @@ def initial_tensors(found: LoraFile, own: Mapping[str, Tensor]) -> dict[str, Ten
     advice = "give the LoRA of this model, or set lora.targets to the layers that it adapts"
     for name, shape in found.shapes.items():
         if name not in own or shape != tuple(own[name].shape):
-            raise InputError(f"lora.init: {_other_model(found.path, name not in own, name)}; {advice}")
+            what = "which is not to be trained" if name not in own else "which has another size here"
+            raise InputError(f"lora.init: {_other_model(found.path, name)}, {what}; {advice}")
     for name in own:
         if name not in found.shapes:
             raise InputError(
@@ -81,7 +82,8 @@ def check_layers(path: Path, weights: Mapping[str, Tensor], key: str) -> None:
         weight = weights.get(f"{_layer(name)}.weight")
         side = 1 if name.endswith(KINDS[0]) else 0  # A has the layer's inputs, B its outputs
         if weight is None or weight.shape[side] != shape[side]:
-            raise InputError(f"{key}: {_other_model(file, weight is None, name)}; give the model that it was made for")
+            what = "which this one does not have" if weight is None else "which has another size here"
+            raise InputError(f"{key}: {_other_model(file, name)}, {what}; give the model that it was made for")
 
 
 def read_lora_file(path: Path, key: str) -> LoraFile:
@@ -137,9 +139,8 @@ def _is_plain(name: str) -> bool:
     return name.startswith(PREFIX) and name.endswith(KINDS)
 
 
-def _other_model(file: Path, unknown: bool, name: str) -> str:
-    what = "which this one does not have" if unknown else "which has another size here"
-    return f"{file} is a LoRA of another model: it adapts the layer {_layer(name)}, {what}"
+def _other_model(file: Path, name: str) -> str:
+    return f"{file} is a LoRA of another model: it adapts the layer {_layer(name)}"
 
 
 def _layer(name: str) -> str:
