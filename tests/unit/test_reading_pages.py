@@ -15,9 +15,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from marble_rl.bench.reading import drawn, main, measure, others, phrases
 from marble_rl.rewards.base import Images, RewardBatch
-from marble_rl.rewards.ocr import Ocr, reading_order
+from marble_rl.rewards.ocr import Ocr
 from marble_rl.rewards.reading import Match, ReadingReward
 from marble_rl.rewards.tesseract import Tesseract
+from marble_rl.rewards.text_lines import reading_order
 from marble_rl.types import Prompt
 
 CPU = torch.device("cpu")
@@ -126,7 +127,7 @@ def test_pages_without_text_score_0_in_silence(capfd: pytest.CaptureFixture[str]
 
 
 def test_detection_runs_on_as_many_threads_as_torch(ocr: Ocr) -> None:
-    options = ocr._detector.text_det.session.session.get_session_options()
+    options = ocr._lines._detector.text_det.session.session.get_session_options()
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (torch.get_num_threads(), 1)
 
 

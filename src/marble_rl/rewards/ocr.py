@@ -14,6 +14,7 @@ from PIL import Image
 from marble_rl.rewards.base import Images
 from marble_rl.rewards.checks import whole
 from marble_rl.rewards.reading import Match, Mode, ReadingReward, edit_distance
+from marble_rl.rewards.text_lines import SMALLEST_SIDE, LineFinder
 
 LINE_HEIGHT = 48
 """Height in pixels of the lines that the model was trained on."""
@@ -23,8 +24,6 @@ LEAST_CONFIDENCE = 0.5
 """Lines found in a page that are read with less are no text. RapidOCR's own default."""
 DETECTION_SIDE = 384
 """Finds letters of 20 pixels in a picture of 1024x1024, in two thirds of the time of 512 (docs/rewards/ocr.md)."""
-SMALLEST_PAGE = 32
-"""The detection model works on multiples of it."""
 
 
 class Ocr(ReadingReward):
@@ -43,10 +42,10 @@ class Ocr(ReadingReward):
         detection_side: int = DETECTION_SIDE,
     ) -> None:
         super().__init__(region, mode, match)
-        self.detection_side = whole("detection_side", detection_side, SMALLEST_PAGE)
+        self.detection_side = whole("detection_side", detection_side, SMALLEST_SIDE)
         self._session: Any = None
         self._characters: list[str] = []
-        self._detector: Any = None
+        self._lines: LineFinder
 
     def load(self, device: torch.device) -> None:
         try:
@@ -63,7 +62,7 @@ class Ocr(ReadingReward):
         listed = self._session.get_modelmeta().custom_metadata_map["character"].splitlines()
         self._characters = ["", *listed, " "]
         if self.mode != "line":
-            self._detector = _detector(self.detection_side)
+            self._lines = LineFinder(self.detection_side)
 
     def read_lines(self, images: Images) -> list[str]:
         return [self._decode(scores.argmax(axis=-1)) for scores in self._recognise(images)]
@@ -73,21 +72,18 @@ class Ocr(ReadingReward):
 
     def _page(self, image: npt.NDArray[np.uint8]) -> list[str]:
         """Every line is recognised by itself, in its own width. On a CPU, batches save no time but cost padding."""
-        boxes = self._detector(np.ascontiguousarray(image[..., ::-1])).boxes  # BGR
-        if boxes is None:
-            return []
         texts = []
-        for line in self._detector.crop_text_regions(np.ascontiguousarray(image), boxes[reading_order(boxes)]):
+        for line in self._lines.find(image):
             (scores,) = self._recognise(line[None])
             classes = scores.argmax(axis=-1)
-            if self._confidence(scores, classes) >= LEAST_CONFIDENCE:
+            if _confidence(scores, classes) >= LEAST_CONFIDENCE:
                 texts.append(self._decode(classes))
         return texts
 
     def _recognise(self, images: Images) -> npt.NDArray[np.float32]:
         """[B, steps along the line, classes], probabilities."""
         (name,) = (i.name for i in self._session.get_inputs())
-        (scores,) = self._session.run(None, {name: _lines(images)})
+        (scores,) = self._session.run(None, {name: _network_input(images)})
         found: npt.NDArray[np.float32] = scores
         return found
 
@@ -95,62 +91,19 @@ class Ocr(ReadingReward):
         """CTC: equal neighbours are one character, then blanks fall out."""
         return "".join(self._characters[c] for c in classes[_characters_at(classes)])
 
-    @staticmethod
-    def _confidence(scores: npt.NDArray[np.float32], classes: npt.NDArray[np.int64]) -> float:
-        """Mean probability of the characters; 0 where there are none."""
-        places = _characters_at(classes)
-        return float(scores[places, classes[places]].mean()) if len(places) else 0.0
-
-
-def reading_order(boxes: npt.NDArray[np.floating[Any]]) -> list[int]:
-    """Of boxes [N, 4, (x, y)], corners clockwise from the upper left: rows from top to bottom, each from left to right.
-
-    A box continues a row if its middle is nearer to that of the row's first box than half their mean height. Down and
-    right are meant along the text, which may be tilted: the long upper edges say how.
-    """
-    along = (boxes[:, 1] - boxes[:, 0]).sum(axis=0)
-    along = along / max(float(np.linalg.norm(along)), 1e-9)
-    middle = boxes.mean(axis=1)
-    right, down = middle @ along, middle @ np.array([-along[1], along[0]])
-    height = np.linalg.norm(boxes[:, 3] - boxes[:, 0], axis=1)
-    rows: list[list[int]] = []
-    for i in np.argsort(down, kind="stable").tolist():
-        first = rows[-1][0] if rows else i
-        if rows and down[i] - down[first] < (height[i] + height[first]) / 4:
-            rows[-1].append(i)
-        else:
-            rows.append([i])
-    return [i for row in rows for i in sorted(row, key=lambda i: float(right[i]))]
-
-
-def _detector(side: int) -> Any:
-    """RapidOCR's text detection alone, on as many threads as torch has."""
-    from rapidocr import RapidOCR
-
-    threads = "EngineConfig.onnxruntime.{}_op_num_threads"
-    detector = RapidOCR(
-        params={
-            "Global.log_level": "error",  # it warns of every picture without text
-            "Global.use_cls": False,
-            "Global.use_rec": False,
-            "Det.limit_type": "max",
-            "Det.limit_side_len": side,
-            threads.format("intra"): torch.get_num_threads(),
-            threads.format("inter"): 1,
-        }
-    )
-    detector(
-        np.zeros((SMALLEST_PAGE, SMALLEST_PAGE, 3), dtype=np.uint8)
-    )  # loads its weights, which it does when called
-    return detector
-
 
 def _characters_at(classes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Steps of a line at which a new character begins."""
     return np.flatnonzero((np.diff(classes, prepend=-1) != 0) & (classes != BLANK))
 
 
-def _lines(images: Images) -> npt.NDArray[np.float32]:
+def _confidence(scores: npt.NDArray[np.float32], classes: npt.NDArray[np.int64]) -> float:
+    """Mean probability of the characters; 0 where there are none."""
+    places = _characters_at(classes)
+    return float(scores[places, classes[places]].mean()) if len(places) else 0.0
+
+
+def _network_input(images: Images) -> npt.NDArray[np.float32]:
     """[B, 3, 48, W], BGR in [-1, 1], in the pictures' proportions."""
     height, width = images.shape[1:3]
     size = (max(round(width * LINE_HEIGHT / height), LINE_HEIGHT), LINE_HEIGHT)
