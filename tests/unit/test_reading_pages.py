@@ -56,7 +56,7 @@ def score(reward: ReadingReward, images: Images, wanted: str) -> float:
 @pytest.mark.parametrize("count", [30, pytest.param(100, marks=pytest.mark.full)])
 def test_phrases_are_read_and_taken_for_no_other(reader: ReadingReward, count: int) -> None:
     found = measure(reader, count)
-    assert found.right >= (0.9 if isinstance(reader, Ocr) else 0.8)
+    assert found.right >= 0.9
     assert found.wrong < 0.2
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageFilter, ImageOps
 
 from marble_rl.rewards.base import Images
 from marble_rl.rewards.reading import Match, Mode, ReadingReward, edit_distance
@@ -21,6 +21,8 @@ LINE_HEIGHT = 96
 MARGIN = 16
 SINGLE_WORD, SPARSE_TEXT = "8", "11"
 """Tesseract's page segmentation modes: the picture is a word; find as much text as possible, wherever it is."""
+SURROUNDINGS = 1 / 8
+"""Standard deviation of the blur, of the longer side: wider than letters are thick."""
 
 
 class Tesseract(ReadingReward):
@@ -53,7 +55,7 @@ class Tesseract(ReadingReward):
         return self._run([_line(Image.fromarray(image)) for image in images], SINGLE_WORD)
 
     def read_pages(self, images: Images) -> list[str]:
-        return self._run([Image.fromarray(image).convert("L") for image in images], SPARSE_TEXT)
+        return self._run([_page(Image.fromarray(image)) for image in images], SPARSE_TEXT)
 
     def _run(self, pictures: Sequence[Image.Image], segmentation: str) -> list[str]:
         """All pictures in one call: Tesseract takes a list of files and parts their texts by form feeds."""
@@ -91,6 +93,16 @@ def _line(image: Image.Image) -> Image.Image:
     if ground < 128:
         grey, ground = ImageOps.invert(grey), 255 - ground
     return ImageOps.expand(grey, MARGIN, fill=ground)
+
+
+def _page(image: Image.Image) -> Image.Image:
+    """How much lighter or darker than its surroundings each point is.
+
+    Tesseract parts black from white at one level for the whole picture, and sees no letters on shaded ground.
+    """
+    grey = image.convert("L")
+    around = grey.filter(ImageFilter.GaussianBlur(max(image.size) * SURROUNDINGS))
+    return Image.fromarray((np.asarray(grey, dtype=np.int16) - np.asarray(around) + 128).clip(0, 255).astype(np.uint8))
 
 
 def _from_wheel() -> tuple[str, str]:
