@@ -85,6 +85,18 @@ def checked(model: Path, folder: Path, **lora: Any) -> str:
     return outcome.err
 
 
+def test_the_page_on_exporting_converts_a_lora(run: Path, tiny_sd3: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exporting.md").read_text(encoding="utf-8")
+    (code,) = (block.split("```")[0] for block in page.split("```python\n") if "CONVERTED" in block)
+    for name, path in (("THE_MODEL", tiny_sd3), ("THEIR_LORA", run / "lora"), ("CONVERTED", tmp_path / "converted")):
+        code = code.replace(name, str(path))
+    exec(compile(code, "exporting.md", "exec"), {})
+    assert checked(tiny_sd3, tmp_path, **LORA, init="converted") == ""
+    ours, theirs = (load_file(folder / LORA_FILE) for folder in (run / "lora", tmp_path / "converted"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_what_does_not_fit_is_refused_before_a_model_is_loaded(run: Path, tiny_sd3: Path, tmp_path: Path) -> None:
     lora = str(run / "lora")
     assert "has rank 2, but lora.rank is 4; set lora.rank: 2" in checked(tiny_sd3, tmp_path, rank=4, alpha=8, init=lora)
