@@ -160,7 +160,7 @@ def assert_the_readme_of_an_export_runs(family: Family, folder: Path, tmp_path: 
     config = load_config(write_config(tmp_path / "run.yaml", folder, rollout=family.size))
     export_lora(Opened(model, adapted(model), config, 4), "ema", tmp_path / "lora")
     readme = (tmp_path / "lora" / "README.md").read_text()
-    assert "(marble, 4 steps, ema weights)" in readme
+    assert "(`balance: marble`, 4 steps, ema weights)" in readme
     code = readme.split("```")[1].removeprefix("python").replace("THIS_FOLDER", str(tmp_path / "lora"))
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)

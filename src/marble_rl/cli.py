@@ -155,7 +155,7 @@ def evaluate(
     is_run = RunFolder(Path(target)).exists
     if config is None and not is_run:
         raise InputError(f"--config: {target} is not a run folder, so say which prompts and rewards to use")
-    changes = list(overrides or [])
+    changes = [*(overrides or []), "lora.init=null"]  # what a run started from is not needed any more
     changes += [] if images is None else [f"evaluation.images_per_prompt={images}"]
     changes += [] if seed is None else [f"evaluation.seed={seed}"]
     settings = load_config(config or RunFolder(Path(target)).config, changes)

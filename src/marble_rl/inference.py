@@ -17,7 +17,7 @@ from marble_rl.errors import InputError
 from marble_rl.models import check_model_path, load_model, pick_device
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy, Role
-from marble_rl.models.lora_files import LORA_FILE, check_layers
+from marble_rl.models.lora_files import LORA_FILE, check_layers, locate
 from marble_rl.rollout.rollout import sample
 from marble_rl.rollout.solvers import Solver
 from marble_rl.runfolder import RunFolder
@@ -41,19 +41,20 @@ class Opened:
 
 
 def open_target(target: str, *, model_path: str | None = None, step: int | None = None, device: str = "auto") -> Opened:
-    """A run folder (newest checkpoint, or that of ``step``), a LoRA folder, or a pipeline (folder or hub id)."""
+    """A run (its newest checkpoint, or that of ``step``), a LoRA (folder or file), or a pipeline (folder or hub id)."""
     folder = RunFolder(Path(target))
     if folder.exists:
         return _open_run(folder, step, device)
-    if (folder.path / LORA_FILE).is_file():
-        card = read_card(folder.path)
+    if folder.path.suffix == ".safetensors" or (folder.path / LORA_FILE).is_file():
+        file = locate(folder.path, "target")
+        card = read_card(file.parent)
         base = model_path or card.get("base_model")
         if base is None:
             raise InputError(f"{target}: the LoRA does not say which model it belongs to; give --model")
         check_model_path(base, "--model")
         model = load_model(base, pick_device(device), card.get("text_length"), card.get("guidance"))
-        check_layers(folder.path, dict(model.transformer.named_parameters()), "target")
-        model.read_lora(folder.path)
+        check_layers(file, dict(model.transformer.named_parameters()), "target")
+        model.read_lora(file)
         return Opened(model, None, None, None)
     check_model_path(target, "target")
     return Opened(load_model(target, pick_device(device)), None, None, None)

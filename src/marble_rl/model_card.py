@@ -54,7 +54,7 @@ def model_card(
         _front_matter(model, config, merged),
         f"# {name}, fine-tuned on {len(config.trained_rewards)} rewards",
         f"{'The whole pipeline' if merged else f'A LoRA for {name}'}, trained with marble "
-        f"({config.balance.type}, {step} steps, {weights} weights).",
+        f"(`balance: {config.balance.type}`, {step} steps, {weights} weights).",
         *([f"![before and after, same prompts and seeds]({picture})"] if picture else []),
         "## Use",
         "Call it as it was trained, without classifier-free guidance:",
@@ -124,7 +124,7 @@ def _scores(evaluation: Evaluation, weights: str) -> str:
     images = evaluation["weights"][weights]["images"]
     prompts = len({image["index"] for image in images})
     rows += ["", f"Mean over {len(images)} samples of {prompts} prompts, with the same seeds before and after."]
-    rows += ["\\* held out"] if evaluation["held_out_rewards"] else []
+    rows += ["", "\\* held out: never trained on"] if evaluation["held_out_rewards"] else []
     return "\n".join(rows)
 
 

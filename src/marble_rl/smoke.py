@@ -38,7 +38,7 @@ from marble_rl.models.lora import LoraPolicy
 from marble_rl.trainer import Trainer
 
 SIZES = {
-    "cuda": Size(layers=8, heads=24, latent=64, text_tokens=256, samples=16, micro_batch=4),
+    "cuda": Size(layers=8, heads=24, latent=64, text_tokens=256, samples=8, micro_batch=2),
     "cpu": Size(layers=2, heads=2, latent=16, text_tokens=16, rank=8, samples=4, micro_batch=2),
 }
 """Of the random transformer: on a card a third of SD3.5 Medium's depth at its width, at 512 x 512."""

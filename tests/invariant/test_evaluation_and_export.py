@@ -90,12 +90,14 @@ def test_the_runs_own_lora_folder_is_the_exported_one(run: Path, tmp_path: Path)
 def test_sample_from_an_exported_lora(run: Path, tmp_path: Path) -> None:
     assert marble("export", run, "--out", tmp_path / "lora").code == 0
     arguments = ["--prompt", "a kite", "--images", 2, "--steps", 3]
-    for target in (run, tmp_path / "lora"):
-        outcome = marble("sample", target, *arguments, "--out", tmp_path / target.name)
+    file = tmp_path / "lora" / "pytorch_lora_weights.safetensors"
+    for name, target in {"run": run, "lora": tmp_path / "lora", "file": file}.items():
+        outcome = marble("sample", target, *arguments, "--out", tmp_path / "samples" / name)
         assert outcome.code == 0, outcome.err
     for seed in (0, 1):
-        a, b = (np.asarray(Image.open(tmp_path / name / f"seed-{seed}.png"), dtype=int) for name in ("run", "lora"))
-        assert np.abs(a - b).max() <= 1
+        pictures = [tmp_path / "samples" / name / f"seed-{seed}.png" for name in ("run", "lora", "file")]
+        first, *others = (np.asarray(Image.open(picture), dtype=int) for picture in pictures)
+        assert all(np.abs(first - other).max() <= 1 for other in others)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +152,11 @@ def test_the_model_card_says_what_the_run_recorded(evaluated: Path, tmp_path: Pa
     assert {"lora", "text-to-image"} <= set(facts["tags"])
     assert "license" not in facts  # the user's choice
     assert "# license:" in front
-    for words in ("marble, 8 steps, ema weights", "- bright (`brightness`)", "- things: 4 prompts of the config"):
+    for words in (
+        "(`balance: marble`, 8 steps, ema weights)",
+        "- bright (`brightness`)",
+        "- things: 4 prompts of the config",
+    ):
         assert words in body
     means = {name: found["means"] for name, found in scores_file(evaluated)["weights"].items()}
     for name, before in means["base"].items():

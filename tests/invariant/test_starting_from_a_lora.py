@@ -68,6 +68,8 @@ def test_training_goes_on_from_it_and_does_not_need_it_later(run: Path, tiny_sd3
         torch.testing.assert_close(end[name], value, atol=1e-6, rtol=0)
     shutil.rmtree(tmp_path / "start")
     assert open_target(str(tmp_path / "run")).step == 1
+    evaluated = marble("evaluate", tmp_path / "run")
+    assert evaluated.code == 0, evaluated.err
 
 
 def test_a_lora_without_metadata_has_its_rank_as_alpha(run: Path, tiny_sd3: Path, tmp_path: Path) -> None:

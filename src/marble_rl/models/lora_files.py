@@ -69,12 +69,11 @@ def initial_tensors(found: LoraFile, own: Mapping[str, Tensor]) -> dict[str, Ten
     return found.tensors()
 
 
-def check_layers(path: Path, weights: Mapping[str, Tensor], key: str) -> None:
+def check_layers(file: Path, weights: Mapping[str, Tensor], key: str) -> None:
     """Whether the layers of a LoRA are the transformer's, whose ``weights`` are given by name.
 
     Layers in other formats are left to diffusers, which knows many.
     """
-    file = _locate(path, key)
     shapes, _ = _header(file, key)
     for name, shape in shapes.items():
         if not _is_plain(name):
@@ -88,7 +87,7 @@ def check_layers(path: Path, weights: Mapping[str, Tensor], key: str) -> None:
 
 def read_lora_file(path: Path, key: str) -> LoraFile:
     """Read the header of a LoRA with one rank and one alpha."""
-    file = _locate(path, key)
+    file = locate(path, key)
     shapes, config = _header(file, key)
     foreign = [name for name in shapes if not _is_plain(name)]
     if foreign or not shapes:
@@ -118,7 +117,7 @@ def _header(file: Path, key: str) -> tuple[dict[str, tuple[int, ...]], dict[str,
     return shapes, {k.removeprefix(PREFIX): value for k, value in config.items() if k.startswith(PREFIX)}
 
 
-def _locate(path: Path, key: str) -> Path:
+def locate(path: Path, key: str) -> Path:
     """The file itself, or the one in the folder."""
     if path.is_dir():
         if (path / LORA_FILE).is_file():
