@@ -11,6 +11,8 @@ import yaml
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import PromptSourceConfig, RewardConfig
 from marble_rl.errors import InputError
+from marble_rl.mini import embedded
+from marble_rl.models import PIPELINE
 from marble_rl.models.base import DiffusionModel
 from marble_rl.runfolder import RunFolder
 
@@ -98,7 +100,7 @@ def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
     if merged:
         lines.append(f'pipe = {pipeline}.from_pretrained("THIS_FOLDER")')
     else:
-        lines.append(f'pipe = {pipeline}.from_pretrained("{config.model.path}")')
+        lines.append(f'pipe = {pipeline}.from_pretrained("{embedded(config.model.path, PIPELINE)}")')
         lines.append('pipe.load_lora_weights("THIS_FOLDER")')
     return "\n".join([*lines, f"{sample} = pipe({call}).{samples}[0]"]) + "\n"
 

@@ -16,6 +16,8 @@ import yaml
 from PIL import Image
 
 from marble_rl import load_config
+from marble_rl.model_card import model_card
+from marble_rl.models import load_model
 from runs import lora_bytes, marble, metrics, train, write_config
 
 PLAIN_DIFFUSERS = """
@@ -165,6 +167,20 @@ def test_the_model_card_says_what_the_run_recorded(evaluated: Path, tmp_path: Pa
     assert (tmp_path / "lora" / "grid.png").read_bytes() == (evaluated / "evaluation" / "grid.png").read_bytes()
     again = load_config(tmp_path / "lora" / "training_config.yaml")
     assert again == load_config(evaluated / "config.json")
+
+
+def test_the_card_names_models_as_plain_diffusers_and_the_hub_know_them() -> None:
+    """The embedded one by its folder, one of the hub by its id."""
+    model = load_model("mini", torch.device("cpu"))
+    config = load_config(Path(__file__).parents[2] / "configs" / "mini-demo.yaml")
+    card = model_card(model, config, 3, "ema")
+    folder = card.split('from_pretrained("')[1].split('"')[0]
+    assert (Path(folder) / "model_index.json").is_file()
+    on_hub = config.model_copy(update={"model": config.model.model_copy(update={"path": "owner/name"})})
+    card = model_card(model, on_hub, 3, "ema")
+    assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "owner/name"
+    assert 'from_pretrained("owner/name")' in card
+    assert "# base_model" not in card
 
 
 def scores_file(run: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import families
 from marble_rl import load_config
@@ -94,9 +95,13 @@ def test_train_evaluate_export_and_plain_diffusers(name: str, tmp_path: Path) ->
     assert exported.code == 0, exported.err
     opened = open_target(str(run))
     assert opened.policy is not None
-    families.assert_plain_diffusers_with_the_lora_samples_as_we_do(
+    x0 = families.assert_plain_diffusers_with_the_lora_samples_as_we_do(
         case.family, folder, opened.model, opened.policy, tmp_path / "lora"
     )
+    merged = marble("export", run, "--out", tmp_path / "merged", "--merged")
+    assert merged.code == 0, merged.err
+    whole = case.family.theirs(case.family.plain(tmp_path / "merged", opened.model), opened.model, "latent")
+    torch.testing.assert_close(case.family.pack(x0), whole, atol=1e-4, rtol=0)
     card = (tmp_path / "lora" / "README.md").read_text()
     assert f"pipe = {opened.model.plain_call()[0]}.from_pretrained" in card
     assert all(f"| {reward} | {mean:.4f} |" in card for reward, mean in means["base"].items())
