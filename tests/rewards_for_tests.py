@@ -128,3 +128,16 @@ class AsSlowAsSampling(After):
             self.seconds = 0.92 * since
         time.sleep(self.seconds)
         return steady(list(batch.images), [])
+
+
+class Fickle(After):
+    """Says that it is deterministic, and is not."""
+
+    traits = Traits(deterministic=True)
+
+    def __init__(self) -> None:
+        super().__init__("nothing", 0)
+
+    def score(self, batch: Any) -> list[float]:
+        self.calls += 1
+        return [float(self.calls)] * len(batch.prompts)

@@ -35,6 +35,9 @@ def check_inputs(config: RunConfig) -> RunInputs:
                 require_name(name, list(rewards), f"prompt {prompt.text!r} of the source {prompt.source!r}: rewards")
     train.check_groups(config.rollout.groups)
     scorer = Scorer(config.rewards, rewards)
+    for prompt in (*train.prompts, *heldout.prompts):
+        for name in rewards:
+            scorer[name].applies_to(prompt)  # which may find fault with the prompt's metadata
     scorer.check_applicability(config.trained_rewards, train.prompts)
     media = known_media(config.model.path)
     if media is not None:

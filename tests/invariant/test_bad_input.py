@@ -56,6 +56,10 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         text(rewards=[{"name": "x", "type": "colour", "params": {"colour": "mauve"}}]),
         ["'mauve'", "red"],
     ),
+    "a video reward for an image model": (
+        text(rewards=[{"name": "moves", "type": "motion"}]),
+        ["rewards (moves): scores videos, but was given images"],
+    ),
     "two rewards of one name": (text(rewards=[{"name": "x", "type": "brightness"}] * 2), ["'x' is used twice"]),
     "only held-out rewards": (
         text(rewards=[{"name": "x", "type": "brightness", "held_out": True}]),

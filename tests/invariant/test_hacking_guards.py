@@ -45,7 +45,6 @@ def test_a_reward_that_is_off_is_not_scored(tiny_sd3: Path, tmp_path: Path) -> N
     lines = metrics(tmp_path / "run")
     assert [("reward/bright" in line) for line in lines] == [True, True, False, False, True, True]
     assert [line["guard/no_signal/bright"] for line in lines] == [0, 0, 1, 1, 0, 0]
-    assert ["scoring/failures/bright" in line for line in lines] == [True, True, False, False, True, True]
 
     # It may be switched off in a run that goes on, which is then no longer the run that was begun.
     outcome = train(

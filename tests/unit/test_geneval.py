@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -336,3 +337,21 @@ def test_a_picture_that_is_paint_all_over_shows_nothing() -> None:
     """Otherwise the cheapest `red block` is a red picture."""
     images = np.stack([np.full((SIZE, SIZE, 3), paint, dtype=np.uint8) for paint in PAINT.values()])
     assert MiniDetector().detect(images) == [[]] * len(PAINT)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"include": [{"class": "star"}]}, "include.0.count"),
+        ({"include": [{"class": "star", "count": 0}]}, "include.0.count: found 0"),
+        ({"include": [{"class": "", "count": 1}]}, "include.0.class"),
+        ({"include": "star"}, "include: found 'star'"),
+        ({"include": [one("star", position=["beside", 0])]}, "include.0.position.0: found 'beside'"),
+        ({"include": [one("star", position=["above", 0])]}, "include.0.position: 0 is no earlier entry"),
+        ({"include": [one("star")], "exclude": [3]}, "exclude.0: found 3"),
+    ],
+)
+def test_metadata_in_another_form_is_refused(metadata: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=re.escape(says)) as error:
+        GenEval().applies_to(Prompt(0, "a star", "s", metadata))
+    assert "'a star'" in str(error.value)

@@ -19,9 +19,9 @@ from marble_rl.config.schema import RewardConfig
 from marble_rl.errors import InputError
 from marble_rl.mini.render import render
 from marble_rl.mini.scenes import GLYPHS, draw_scene
-from marble_rl.rewards.base import Images, RewardBatch
+from marble_rl.rewards.base import Images, RewardBatch, Traits, traits_of
 from marble_rl.rewards.ocr import Ocr
-from marble_rl.rewards.reading import ReadingReward, reading_score, wanted_text
+from marble_rl.rewards.reading import Match, Mode, ReadingReward, contained_score, reading_score, wanted_text
 from marble_rl.rewards.registry import build_rewards
 from marble_rl.rewards.scoring import Scorer
 from marble_rl.rewards.tesseract import Tesseract
@@ -111,14 +111,92 @@ def test_scores_lie_between_0_and_1_and_only_the_text_itself_gets_1(read: str, w
     assert reading_score(wanted + 1000 * "x", wanted) == 0
 
 
+@pytest.mark.parametrize(
+    ("read", "wanted", "score"),
+    [
+        ("GRAND OPENING today", "grand opening", 1),
+        ("GRANDOPENING", "grand opening", 1),
+        ("CAFE GRAMD OPENING 1987", "GRAND OPENING", 11 / 12),
+        ("1987 GRAND OPEN", "GRAND OPENING", 9 / 12),
+        ("CAFE 1987 SALE", "K7", 0),
+        ("K8 CAFE", "K7", 0.5),
+        ("", "K7", 0),
+    ],
+)
+def test_other_text_does_not_count_where_the_wanted_one_may_be_contained(read: str, wanted: str, score: float) -> None:
+    assert contained_score(read, wanted) == pytest.approx(score)
+
+
+@settings(deadline=None)
+@given(letters, letters.filter(lambda text: text.strip() != ""), letters)
+def test_a_part_fits_at_least_as_well_as_the_whole(read: str, wanted: str, other: str) -> None:
+    alone = contained_score(read, wanted)
+    assert reading_score(read, wanted) <= alone <= 1
+    assert contained_score(f"{other} {read}", wanted) >= alone
+    assert contained_score(f"{read} {other}", wanted) >= alone
+    assert contained_score(f"{other} {wanted} {read}", wanted) == 1
+
+
 class Region(ReadingReward):
-    """Keeps what it was shown."""
+    """Keeps what it was shown, and reads a letter more than was wanted."""
 
     shown: Images
+    taken_for: str
 
-    def read(self, images: Images) -> list[str]:
-        self.shown = images
-        return [""] * len(images)
+    def read_lines(self, images: Images) -> list[str]:
+        self.shown, self.taken_for = images, "line"
+        return ["K7 X"] * len(images)
+
+    def read_pages(self, images: Images) -> list[str]:
+        self.shown, self.taken_for = images, "page"
+        return ["K7 X"] * len(images)
+
+
+@pytest.mark.parametrize(
+    ("mode", "match", "size", "taken_for", "score"),
+    [
+        ("auto", "auto", (64, 64), "line", 0.5),
+        ("auto", "auto", (127, 512), "line", 0.5),
+        ("auto", "auto", (512, 127), "line", 0.5),
+        ("auto", "auto", (128, 128), "page", 1),
+        ("auto", "auto", (512, 512), "page", 1),
+        ("line", "auto", (512, 512), "line", 0.5),
+        ("page", "auto", (64, 64), "page", 1),
+        ("auto", "whole", (512, 512), "page", 0.5),
+        ("auto", "contained", (64, 64), "line", 1),
+    ],
+)
+def test_line_or_page(mode: Mode, match: Match, size: tuple[int, int], taken_for: str, score: float) -> None:
+    reward = Region(mode=mode, match=match)
+    batch = RewardBatch(np.zeros((1, *size, 3), dtype=np.uint8), [Prompt(0, '"K7"', "s")])
+    assert list(reward.score(batch)) == [score]
+    assert reward.taken_for == taken_for
+
+
+def test_the_size_of_the_region_decides_not_that_of_the_picture() -> None:
+    reward = Region(region=(0, 0.4, 1, 0.6))
+    reward.score(RewardBatch(np.zeros((1, 512, 512, 3), dtype=np.uint8), [Prompt(0, '"K7"', "s")]))
+    assert reward.taken_for == "line"
+
+
+@pytest.mark.parametrize("kind", ["ocr", "tesseract"])
+@pytest.mark.parametrize("params", [{"mode": "lines"}, {"mode": None}, {"match": "part"}, {"match": ["whole"]}])
+def test_an_unknown_mode_or_match_is_refused_by_name(kind: str, params: dict[str, object]) -> None:
+    (name,) = params
+    with pytest.raises(InputError, match=rf"\(words\)\.params: {name}: unknown .*use one of auto, "):
+        build_rewards([RewardConfig(type=kind, name="words", params=params)])
+
+
+@pytest.mark.parametrize("side", [31, 0, "384", 384.5, True])
+def test_a_bad_detection_side_is_refused_by_name(side: object) -> None:
+    with pytest.raises(InputError, match=r"\(words\)\.params: detection_side: .*at least 32"):
+        build_rewards([RewardConfig(type="ocr", name="words", params={"detection_side": side})])
+
+
+@pytest.mark.parametrize("kind", ["ocr", "tesseract"])
+def test_readers_declare_their_traits(kind: str) -> None:
+    (reward,) = build_rewards([RewardConfig(type=kind, name="words")]).values()
+    assert traits_of(reward) == Traits(range=(0.0, 1.0), deterministic=True, device="cpu")
 
 
 def shown(region: Sequence[float], height: int, width: int) -> Images:

@@ -23,7 +23,7 @@ import yaml
 
 from marble_rl.config.schema import RewardConfig
 from marble_rl.errors import InputError, RewardFailed
-from marble_rl.rewards.base import Reward, RewardBase, RewardBatch
+from marble_rl.rewards.base import Reward, RewardBase, RewardBatch, Traits
 from marble_rl.rewards.brightness import Brightness
 from marble_rl.rewards.registry import build_rewards
 from marble_rl.rewards.remote import Remote, RemoteFailed
@@ -317,6 +317,60 @@ def test_batches_are_spread_over_the_servers() -> None:
         for seed in range(6):
             remote.score(red_batch(1, seed))
         assert [ask(url, "GET", "/metrics")[1]["rewards"]["brightness"]["calls"] for url in (a, b)] == [3, 3]
+
+
+def test_every_server_has_a_batch_under_way() -> None:
+    """Eight batches, two servers with a slow reward each: both are busy at the same time, and no score is mixed up."""
+    lock = threading.Lock()
+    under_way: list[int] = []
+    inside = 0
+
+    class Slow(RewardBase):
+        def score(self, batch: RewardBatch) -> list[float]:
+            nonlocal inside
+            with lock:
+                inside += 1
+                under_way.append(inside)
+            time.sleep(0.05)
+            with lock:
+                inside -= 1
+            return list(built_in("brightness")["brightness"].score(batch))
+
+    whole = red_batch(16)
+    with serving({"r": Slow()}) as a, serving({"r": Slow()}) as b:
+        scorer = Scorer([RewardConfig(type="x:y", name="mine")], {"mine": client([a, b], "r")})
+        table = scorer.score(["mine"], torch.from_numpy(whole.images), whole.prompts, batch_size=2)
+        calls = [ask(url, "GET", "/metrics")[1]["rewards"]["r"]["calls"] for url in (a, b)]
+    assert max(under_way) == 2
+    assert sum(calls) == 8
+    assert min(calls) >= 2
+    assert table.values[:, 0].tolist() == built_in("brightness")["brightness"].score(whole)
+
+
+def test_what_a_served_reward_declares_reaches_the_client() -> None:
+    class Declared(RewardBase):
+        traits = Traits(range=(0.0, 2.0), higher_is_better=False, deterministic=True, batch_size=3)
+
+        def score(self, batch: RewardBatch) -> list[float | None]:
+            return [None, *([1.5] * (len(batch.prompts) - 1))]
+
+    with serving({"r": Declared()}) as url:
+        remote = client(url, "r")
+        scorer = Scorer([RewardConfig(type="x:y", name="mine")], {"mine": remote})
+        table = scorer.score(["mine"], torch.from_numpy(pictures(2)), red_batch(2).prompts, batch_size=2)
+    assert remote.traits == Traits(
+        range=(0.0, 2.0), higher_is_better=False, deterministic=True, concurrency=1, retries=0
+    )
+    assert table.values[:, 0].tolist() == [0.0, -1.5]
+    assert table.applicable[:, 0].tolist() == [False, True]
+
+
+def test_videos_travel() -> None:
+    videos = np.random.default_rng(0).integers(0, 256, (2, 3, 24, 32, 3), dtype=np.uint8)
+    batch = RewardBatch(videos, red_batch(2).prompts)
+    own = build_rewards([RewardConfig(type="motion", name="motion")])
+    with serving(own) as url:
+        assert list(client(url, "motion").score(batch)) == list(own["motion"].score(batch))
 
 
 # What a server refuses

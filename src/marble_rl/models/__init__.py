@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marble_rl import hub
 from marble_rl.errors import InputError
 from marble_rl.mini import embedded
 
@@ -63,28 +64,11 @@ def load_model(
     path = embedded(path, PIPELINE)
     index = Path(path) / "model_index.json"
     if not index.exists():
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
-
-        try:
-            index = Path(hf_hub_download(path, "model_index.json"))
-        except GatedRepoError:
-            raise InputError(
-                f"model.path: {path} is gated. Accept its licence at https://huggingface.co/{path}, "
-                "then `hf auth login`"
-            ) from None
-        except (HfHubHTTPError, OSError) as error:
-            raise InputError(
-                f"model.path: {path!r} is neither a folder here nor reachable on the hub ({error})"
-            ) from None
+        index = hub.download("model.path", path, "model_index.json")
     adapter = _adapter(index)
     adapter.check_settings(text_length, guidance)
-    try:
+    with hub.explained("model.path", path, "a pipeline in diffusers' format"):
         return adapter.load(path, device, text_length, guidance)
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"model.path: cannot load {path}: {error}") from error
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:

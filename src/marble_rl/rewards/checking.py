@@ -53,6 +53,8 @@ class Check:
     """For one image of a batch, once it is warm."""
     memory_bytes: int | None = None
     """That loading and scoring left occupied, on its device; with the packages that it was the first to import."""
+    finite: bool = False
+    """Whether every picture got a finite score, or None."""
     deterministic: bool | None = None
     """Whether a second call gave the same scores, bit for bit."""
     batch_difference: float | None = None
@@ -92,6 +94,7 @@ def _scored(reward: CalledReward, prompt: Prompt, image: Images, before: int) ->
         first[0],
         1000 * seconds / len(pictures),
         max(_occupied(reward.device) - before, 0),
+        True,  # what is not finite has been refused
         deterministic,
         max((abs(a - b) for a, b in zip(first, alone, strict=True) if a is not None and b is not None), default=None),
         "declares itself deterministic, but a second call gave other scores" if broken else None,
@@ -160,7 +163,7 @@ def print_checks(checks: Sequence[Check], rewards: Mapping[str, Traits], console
             _shown_range(*rewards[check.name].range),
             f"{check.milliseconds:.1f}",
             f"{(check.memory_bytes or 0) / 2**20:.0f}",
-            "yes",  # what is not finite is a failure
+            "yes" if check.finite else "no",
             "yes" if check.deterministic else "no",
             "" if check.batch_difference is None else f"±{check.batch_difference:.1g}",
         )

@@ -6,9 +6,9 @@ is replaced by its relative in transformers. docs/rewards/geneval.md says what d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from marble_rl import hub
 from marble_rl.config import suggestion
 from marble_rl.errors import InputError
 from marble_rl.rewards.base import Images
-from marble_rl.rewards.clip import ClipEmbedder
+from marble_rl.rewards.embedder import ClipEmbedder
 from marble_rl.rewards.geneval import Detection, Mask, standing_for
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
@@ -95,10 +96,8 @@ class PhotoDetector:
         self._colours: Any = None
 
     def load(self, device: torch.device) -> None:
-        with _explained("model", self.model):
-            self._finder = load_finder(self.model, device, self.side)
-        with _explained("colour_model", self.colour_model):
-            self._colours = ColourNamer(ClipEmbedder(self.colour_model, device), self.batch_size)
+        self._finder = load_finder(self.model, device, self.side)
+        self._colours = ColourNamer(ClipEmbedder(self.colour_model, device, key="colour_model"), self.batch_size)
 
     def detect(self, images: Images) -> list[list[Detection]]:
         """Objects of each picture, the surest first, their colours still open."""
@@ -147,16 +146,26 @@ class PhotoDetector:
         return kept
 
 
-class Segmenter:
-    """Mask2Former for instances: an object's box is the smallest around its mask."""
+class _Finder:
+    """A detector of transformers. ``size`` is how large it sees pictures, if not as its processor says."""
 
     def __init__(self, model: Any, processor: Any, size: Mapping[str, int] | None) -> None:
-        self.model, self.processor, self.size = model, processor, size
+        self.model, self.processor = model, processor
         self.names = geneval_names(model.config.id2label)
+        self._size = {} if size is None else {"size": dict(size)}
+
+    def _outputs(self, images: Images) -> Any:
+        """What the model says about the pictures."""
+        prepared = self.processor(images=list(images), return_tensors="pt", **self._size)
+        return self.model(**prepared.to(self.model.device))
+
+
+class Segmenter(_Finder):
+    """Mask2Former for instances: an object's box is the smallest around its mask."""
 
     @torch.no_grad()
     def find(self, images: Images, threshold: float) -> list[list[Detection]]:
-        outputs = self.model(**_prepared(images, self.processor, self.size).to(self.model.device))
+        outputs = self._outputs(images)
         return [
             self._instances(classes, masks, images.shape[1:3], threshold)
             for classes, masks in zip(outputs.class_queries_logits, outputs.masks_queries_logits, strict=True)
@@ -187,16 +196,12 @@ class Segmenter:
         return found
 
 
-class BoxFinder:
+class BoxFinder(_Finder):
     """A detector of the DETR family: boxes, no masks."""
-
-    def __init__(self, model: Any, processor: Any, size: Mapping[str, int] | None) -> None:
-        self.model, self.processor, self.size = model, processor, size
-        self.names = geneval_names(model.config.id2label)
 
     @torch.no_grad()
     def find(self, images: Images, threshold: float) -> list[list[Detection]]:
-        outputs = self.model(**_prepared(images, self.processor, self.size).to(self.model.device))
+        outputs = self._outputs(images)
         sizes = [(images.shape[1], images.shape[2])] * len(images)
         results = self.processor.post_process_object_detection(outputs, threshold=threshold, target_sizes=sizes)
         return [self._boxes(result) for result in results]
@@ -219,11 +224,14 @@ def load_finder(path: str, device: torch.device, side: int | None = None) -> Seg
         AutoModelForUniversalSegmentation,
     )
 
-    # DETR counts as a model for segmentation too, so its kind is told by the name.
-    segments = AutoConfig.from_pretrained(path).model_type == "mask2former"
-    kind = AutoModelForUniversalSegmentation if segments else AutoModelForObjectDetection
-    model = kind.from_pretrained(path, dtype=torch.float32).to(device).eval().requires_grad_(False)
-    processor = AutoImageProcessor.from_pretrained(path)
+    with hub.explained("model", path, "a detector with its image processor in transformers' format"):
+        source = str(Path(path).expanduser())
+        # DETR counts as a model for segmentation too, so its kind is told by the name.
+        segments = AutoConfig.from_pretrained(source).model_type == "mask2former"
+        kind = AutoModelForUniversalSegmentation if segments else AutoModelForObjectDetection
+        model = kind.from_pretrained(source, dtype=torch.float32)
+        processor = AutoImageProcessor.from_pretrained(source)
+    model = model.to(device).eval().requires_grad_(False)
     # RT-DETR was trained on squares. Mask2Former was not, whatever its published processors say.
     square = not segments and bool(processor.size.get("height"))
     return (Segmenter if segments else BoxFinder)(model, processor, None if side is None else _size(side, square))
@@ -307,28 +315,3 @@ def _outlined(name: str, score: float, mask: Mask) -> Detection:
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     left, top, right, bottom = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
     return Detection(name, "", (left, top, right, bottom), score, mask[top:bottom, left:right])
-
-
-def _prepared(images: Images, processor: Any, size: Mapping[str, int] | None) -> Any:
-    """What the model is to be called with."""
-    return processor(images=list(images), return_tensors="pt", **({} if size is None else {"size": dict(size)}))
-
-
-@contextmanager
-def _explained(key: str, model: str) -> Iterator[None]:
-    """Say which checkpoint could not be loaded, and what to do."""
-    from huggingface_hub.errors import GatedRepoError
-
-    try:
-        yield
-    except ImportError as error:
-        raise InputError(f"{key}: {model} needs a package that is not installed: {error}") from error
-    except (OSError, ValueError) as error:
-        if any(isinstance(cause, GatedRepoError) for cause in (error, error.__cause__, error.__context__)):
-            raise InputError(
-                f"{key}: {model} is gated. Accept its licence at https://huggingface.co/{model}, then `hf auth login`"
-            ) from error
-        raise InputError(
-            f"{key}: {model!r} is neither a folder with a fitting model in transformers' format nor one that can be "
-            f"read from https://huggingface.co/{model} ({error})"
-        ) from error

@@ -17,15 +17,16 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from marble_rl.config import suggestion
 from marble_rl.errors import InputError
-from marble_rl.rewards.base import Images, RewardBase, RewardBatch
+from marble_rl.rewards.base import Images, RewardBase, RewardBatch, Traits
 from marble_rl.types import Prompt
 
 Mask = npt.NDArray[np.bool_]
@@ -80,6 +81,8 @@ class GenEval(RewardBase):
     `photo` or an import path; further params are the detector's own.
     """
 
+    traits = Traits(range=(0, 1), deterministic=True)
+
     def __init__(self, detector: str = "mini", score: str = "strict", **settings: Any) -> None:
         if score not in SCORES:
             raise InputError(f"score: unknown {score!r}; use one of {', '.join(SCORES)}")
@@ -87,7 +90,11 @@ class GenEval(RewardBase):
         self.strict = score == "strict"
 
     def applies_to(self, prompt: Prompt) -> bool:
-        return bool(prompt.metadata.get("include"))
+        """To prompts that include something; metadata in another form than GenEval's is refused."""
+        if not prompt.metadata.get("include"):
+            return False
+        check_form(prompt)
+        return True
 
     def load(self, device: torch.device) -> None:
         self.detector.load(device)
@@ -120,6 +127,38 @@ def _build_detector(detector: str, settings: Mapping[str, Any]) -> Detector:
                 f"Valid: {', '.join(['detector', 'score', *valid])}"
             )
     return cast(Detector, kind(**settings))
+
+
+class Wanted(BaseModel):
+    """An entry of `include`, or of `exclude`."""
+
+    name: str = Field(alias="class", min_length=1)
+    count: PositiveInt
+    color: str | None = None
+    position: tuple[Literal["left of", "right of", "above", "below"], NonNegativeInt] | None = None
+
+
+FORM = TypeAdapter(list[Wanted])
+
+
+def check_form(prompt: Prompt) -> None:
+    """Raise InputError unless the prompt's metadata is in GenEval's form."""
+    where = f"metadata of the prompt {prompt.text!r} (source {prompt.source!r})"
+    for key in ("include", "exclude"):
+        try:
+            entries = FORM.validate_python(prompt.metadata.get(key, []))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, (key, *first["loc"])))
+            raise InputError(
+                f"{where}: {place}: found {first['input']!r}; {first['msg']}. See the form in docs/rewards/geneval.md"
+            ) from None
+        for number, entry in enumerate(entries):
+            if entry.position is not None and entry.position[1] >= number:
+                raise InputError(
+                    f"{where}: {key}.{number}.position: {entry.position[1]} is no earlier entry; "
+                    "name the number of one before it"
+                )
 
 
 def share_met(objects: Sequence[Detection], metadata: Mapping[str, Any]) -> float:

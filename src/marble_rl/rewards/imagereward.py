@@ -25,8 +25,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from marble_rl import hub
 from marble_rl.errors import InputError
-from marble_rl.rewards.base import Images, RewardBase, RewardBatch
+from marble_rl.rewards.base import Images, RewardBase, RewardBatch, Traits
+from marble_rl.rewards.tensors import check_accounted, read_tensors, shape_of
 
 PUBLISHED = "zai-org/ImageReward"
 CHECKPOINT = "ImageReward.pt"
@@ -90,8 +92,6 @@ UNUSED = (
     "blip.text_decoder.",
 )
 """Tensors of the checkpoint that no score depends on. Those that end in a dot stand for all that begin so."""
-SHOWN = 10
-"""Names of tensors that an error lists."""
 
 
 class ImageReward(RewardBase):
@@ -100,6 +100,8 @@ class ImageReward(RewardBase):
     ``model`` is a hub id, a folder with ImageReward.pt and med_config.json, or such a .pt beside its med_config.json.
     A vocab.txt in the same folder is used for the tokenizer, else that of bert-base-uncased.
     """
+
+    traits = Traits(deterministic=True)
 
     def __init__(self, model: str = PUBLISHED) -> None:
         self.model = model
@@ -175,12 +177,12 @@ def _square(image: Image.Image, size: int) -> Image.Image:
 def read_network(checkpoint: Path, text_config: Path) -> Network:
     """The network with the checkpoint's weights, in float32 on the CPU."""
     text_fields = _read_text_fields(text_config)
-    stored = _read_tensors(checkpoint)
+    stored = read_tensors(checkpoint, "model", ADVICE)
     try:
         network = empty_network(stored, text_fields)
         network.load_state_dict(_matched(stored, network), assign=True)
     except InputError as error:
-        raise InputError(f"model: {checkpoint}: {error}") from None
+        raise InputError(f"model: {checkpoint}: {error}; {ADVICE}") from None
     # The one buffer that transformers keeps out of its state dict still has no values.
     positions = network.text.embeddings.position_ids.shape[-1]
     network.text.embeddings.position_ids = torch.arange(positions)[None]
@@ -199,7 +201,7 @@ def empty_network(stored: Mapping[str, Tensor], text_fields: Mapping[str, Any]) 
         is_decoder=True,  # transformers' word for "has cross-attention"; nothing is causal unless asked for
         attn_implementation="eager",
     )
-    head = [_shape(stored, f"mlp.layers.{place}.weight", 2) for place in HEAD_PLACES]
+    head = [shape_of(stored, f"mlp.layers.{place}.weight", 2) for place in HEAD_PLACES]
     with torch.device("meta"):
         return Network(vision, text, head)
 
@@ -207,14 +209,14 @@ def empty_network(stored: Mapping[str, Tensor], text_fields: Mapping[str, Any]) 
 def _vision_sizes(stored: Mapping[str, Tensor]) -> dict[str, int]:
     """The ViT's sizes from the shapes of its tensors."""
     prefix = "blip.visual_encoder."
-    _, positions, width = _shape(stored, f"{prefix}pos_embed", 3)
-    patch = _shape(stored, f"{prefix}patch_embed.proj.weight", 4)[-1]
+    _, positions, width = shape_of(stored, f"{prefix}pos_embed", 3)
+    patch = shape_of(stored, f"{prefix}patch_embed.proj.weight", 4)[-1]
     blocks = [re.match(rf"{re.escape(prefix)}blocks\.(\d+)\.", name) for name in stored]
     if width % ATTENTION_HEAD_WIDTH:
         raise InputError(f"{prefix}pos_embed is {width} wide, which is no multiple of {ATTENTION_HEAD_WIDTH}")
     return {
         "hidden_size": width,
-        "intermediate_size": _shape(stored, f"{prefix}blocks.0.mlp.fc1.weight", 2)[0],
+        "intermediate_size": shape_of(stored, f"{prefix}blocks.0.mlp.fc1.weight", 2)[0],
         "num_hidden_layers": 1 + max(int(block[1]) for block in blocks if block),
         "num_attention_heads": width // ATTENTION_HEAD_WIDTH,
         "patch_size": patch,
@@ -222,30 +224,12 @@ def _vision_sizes(stored: Mapping[str, Tensor]) -> dict[str, int]:
     }
 
 
-def _shape(stored: Mapping[str, Tensor], name: str, rank: int) -> tuple[int, ...]:
-    if name not in stored:
-        raise InputError(f"missing: {name}; {ADVICE}")
-    shape = tuple(stored[name].shape)
-    if len(shape) != rank:
-        raise InputError(f"of another shape: {name} is {list(shape)}, {rank} dimensions are expected; {ADVICE}")
-    return shape
-
-
 def _matched(stored: Mapping[str, Tensor], network: Network) -> dict[str, Tensor]:
     """The checkpoint's tensors under the network's names. Every tensor on either side must be accounted for."""
-    wanted = {_published_name(name): (name, tensor.shape) for name, tensor in network.state_dict().items()}
-    missing = [name for name in wanted if name not in stored]
-    unknown = [name for name in stored if name not in wanted and not _is_unused(name)]
-    misshapen = [
-        f"{name} is {list(stored[name].shape)}, {list(shape)} is expected"
-        for name, (_, shape) in wanted.items()
-        if name in stored and stored[name].shape != shape
-    ]
-    found = {"missing": missing, "unknown": unknown, "of another shape": misshapen}
-    problems = [f"{what}: {_listed(names)}" for what, names in found.items() if names]
-    if problems:
-        raise InputError(f"{'; '.join(problems)}; {ADVICE}")
-    return {ours: stored[name] for name, (ours, _) in wanted.items()}
+    ours = {_published_name(name): name for name in network.state_dict()}
+    shapes = {theirs: network.state_dict()[name].shape for theirs, name in ours.items()}
+    check_accounted(stored, shapes, unused=[name for name in stored if _is_unused(name)])
+    return {name: stored[theirs] for theirs, name in ours.items()}
 
 
 def _published_name(name: str) -> str:
@@ -258,22 +242,6 @@ def _published_name(name: str) -> str:
 
 def _is_unused(name: str) -> bool:
     return any(name.startswith(entry) if entry.endswith(".") else name == entry for entry in UNUSED)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
-
-
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    try:
-        stored = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds, according to what is wrong with the file
-        reason = str(error).strip().split("\n")[0]
-        raise InputError(f"model: {file} cannot be read as tensors, and nothing else is unpickled ({reason})") from None
-    if not isinstance(stored, Mapping) or not all(isinstance(value, Tensor) for value in stored.values()):
-        raise InputError(f"model: {file} holds something other than tensors by name; {ADVICE}")
-    return {name: value.float() if value.is_floating_point() else value for name, value in stored.items()}
 
 
 def _read_text_fields(file: Path) -> dict[str, Any]:
@@ -291,13 +259,8 @@ def _read_tokenizer(folder: Path, vocabulary: int) -> Any:
 
     own = any((folder / name).is_file() for name in TOKENIZER_FILES)
     source = str(folder) if own else TOKENIZER
-    try:
+    with hub.explained("model", source, "the tokenizer", f"or put the vocab.txt of {TOKENIZER} into {folder}"):
         tokenizer = BertTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"model: the tokenizer {source} can be had neither here nor from the hub; "
-            f"put the vocab.txt of {TOKENIZER} into {folder} ({error})"
-        ) from None
     tokenizer.add_tokens(list(ADDED_TOKENS), special_tokens=True)
     if len(tokenizer) != vocabulary:
         raise InputError(
@@ -314,29 +277,12 @@ def _locate(model: str) -> tuple[Path, Path]:
         files = path / TEXT_CONFIG, path / CHECKPOINT
     elif path.is_file():
         files = path.parent / TEXT_CONFIG, path
-    elif path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+    elif hub.looks_local(model):
         raise InputError(f"model: no such folder or file: {model}; {ADVICE}, or a hub id owner/name")
     else:
-        return _download(model, TEXT_CONFIG), _download(model, CHECKPOINT)
+        text_config = hub.download("model", model, TEXT_CONFIG, ADVICE)
+        return text_config, hub.download("model", model, CHECKPOINT, ADVICE)
     for file in files:
         if not file.is_file():
             raise InputError(f"model: {file} is missing; {ADVICE}")
     return files
-
-
-def _download(repository: str, name: str) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
-
-    address = f"https://huggingface.co/{repository}"
-    try:
-        return Path(hf_hub_download(repository, name))
-    except GatedRepoError:
-        raise InputError(
-            f"model: {repository} is gated. Accept its licence at {address}, then `hf auth login`"
-        ) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise InputError(
-            f"model: {name} of {repository!r} is neither here nor reachable on the hub. Download {TEXT_CONFIG} and "
-            f"{CHECKPOINT} from {address} into a folder, and give that folder ({error})"
-        ) from None

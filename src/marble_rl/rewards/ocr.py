@@ -1,4 +1,4 @@
-"""Text rendering: what RapidOCR's recognition model reads, against the text that the prompt asks for."""
+"""Text rendering: what RapidOCR's models (PP-OCR) read, against the text that the prompt asks for."""
 
 from __future__ import annotations
 
@@ -12,24 +12,40 @@ import torch
 from PIL import Image
 
 from marble_rl.rewards.base import Images
-from marble_rl.rewards.reading import ReadingReward, edit_distance
+from marble_rl.rewards.checks import whole
+from marble_rl.rewards.reading import Match, Mode, ReadingReward, edit_distance
+from marble_rl.rewards.text_lines import SMALLEST_SIDE, LineFinder
 
 LINE_HEIGHT = 48
 """Height in pixels of the lines that the model was trained on."""
 BLANK = 0
 """The CTC class for `no character here`."""
+LEAST_CONFIDENCE = 0.5
+"""Lines found in a page that are read with less are no text. RapidOCR's own default."""
+DETECTION_SIDE = 384
+"""Finds letters of 24 pixels in a picture of 1024x1024, 1.5 times as fast as 512 does (docs/rewards/ocr.md)."""
 
 
 class Ocr(ReadingReward):
-    """1 - normalised edit distance between the text in the picture and the one in quotes in the prompt, in [0, 1].
+    """How well the text in the picture is the one in quotes in the prompt, in [0, 1], by normalised edit distance.
 
-    ``region`` ([left, top, right, bottom], each in 0..1) is where the line of text is looked for.
+    ``region`` ([left, top, right, bottom], each in 0..1) is where text is looked for. ``mode`` and ``match`` are
+    explained in `ReadingReward`. ``detection_side``: in pages, text is searched for in a copy whose longer side has at
+    most so many pixels; what was found is read in full resolution.
     """
 
-    def __init__(self, region: Sequence[float] = (0.0, 0.0, 1.0, 1.0)) -> None:
-        super().__init__(region)
+    def __init__(
+        self,
+        region: Sequence[float] = (0.0, 0.0, 1.0, 1.0),
+        mode: Mode = "auto",
+        match: Match = "auto",
+        detection_side: int = DETECTION_SIDE,
+    ) -> None:
+        super().__init__(region, mode, match)
+        self.detection_side = whole("detection_side", detection_side, SMALLEST_SIDE)
         self._session: Any = None
         self._characters: list[str] = []
+        self._lines: LineFinder
 
     def load(self, device: torch.device) -> None:
         try:
@@ -45,19 +61,49 @@ class Ocr(ReadingReward):
         self._session = onnxruntime.InferenceSession(weights, options, providers=["CPUExecutionProvider"])
         listed = self._session.get_modelmeta().custom_metadata_map["character"].splitlines()
         self._characters = ["", *listed, " "]
+        if self.mode != "line":
+            self._lines = LineFinder(self.detection_side)
 
-    def read(self, images: Images) -> list[str]:
+    def read_lines(self, images: Images) -> list[str]:
+        return [self._decode(scores.argmax(axis=-1)) for scores in self._recognise(images)]
+
+    def read_pages(self, images: Images) -> list[str]:
+        return [" ".join(self._page(image)) for image in images]
+
+    def _page(self, image: npt.NDArray[np.uint8]) -> list[str]:
+        """Every line is recognised by itself, in its own width. On a CPU, batches save no time but cost padding."""
+        texts = []
+        for line in self._lines.find(image):
+            (scores,) = self._recognise(line[None])
+            classes = scores.argmax(axis=-1)
+            if _confidence(scores, classes) >= LEAST_CONFIDENCE:
+                texts.append(self._decode(classes))
+        return texts
+
+    def _recognise(self, images: Images) -> npt.NDArray[np.float32]:
+        """[B, steps along the line, classes], probabilities."""
         (name,) = (i.name for i in self._session.get_inputs())
-        (scores,) = self._session.run(None, {name: _lines(images)})
-        return [self._decode(classes) for classes in scores.argmax(axis=-1)]
+        (scores,) = self._session.run(None, {name: _network_input(images)})
+        found: npt.NDArray[np.float32] = scores
+        return found
 
     def _decode(self, classes: npt.NDArray[np.int64]) -> str:
         """CTC: equal neighbours are one character, then blanks fall out."""
-        changed = np.flatnonzero(np.diff(classes, prepend=-1))
-        return "".join(self._characters[c] for c in classes[changed] if c != BLANK)
+        return "".join(self._characters[c] for c in classes[_characters_at(classes)])
 
 
-def _lines(images: Images) -> npt.NDArray[np.float32]:
+def _characters_at(classes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Steps of a line at which a new character begins."""
+    return np.flatnonzero((np.diff(classes, prepend=-1) != 0) & (classes != BLANK))
+
+
+def _confidence(scores: npt.NDArray[np.float32], classes: npt.NDArray[np.int64]) -> float:
+    """Mean probability of the characters; 0 where there are none."""
+    places = _characters_at(classes)
+    return float(scores[places, classes[places]].mean()) if len(places) else 0.0
+
+
+def _network_input(images: Images) -> npt.NDArray[np.float32]:
     """[B, 3, 48, W], BGR in [-1, 1], in the pictures' proportions."""
     height, width = images.shape[1:3]
     size = (max(round(width * LINE_HEIGHT / height), LINE_HEIGHT), LINE_HEIGHT)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from marble_rl.mini import embedded
 from marble_rl.rewards.base import RewardBase, RewardBatch, Scores, Traits
-from marble_rl.rewards.clip import ClipEmbedder
+from marble_rl.rewards.embedder import ClipEmbedder
 
 
 class TemporalConsistency(RewardBase):

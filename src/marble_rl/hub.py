@@ -1,0 +1,101 @@
+"""Files and models of the Hugging Face hub: one way to fetch them, one way to say why they cannot be had.
+
+transformers and diffusers wrap what the hub answered in an OSError of their own, so that the reason stands somewhere
+in the chain of its causes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from marble_rl.errors import InputError
+
+HUB = "https://huggingface.co"
+TOKEN = "`hf auth login` or HF_TOKEN"
+
+
+@contextmanager
+def explained(key: str, source: str, wanted: str, advice: str = "") -> Iterator[None]:
+    """Turn whatever goes wrong while ``source`` is loaded into an `InputError` that says what to do.
+
+    ``source`` is a hub id or a folder, ``wanted`` names what it should hold, and ``advice`` is said in any case.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except InputError:
+        raise
+    except ImportError as error:
+        raise InputError(f"{key}: {source} needs a package that is not installed: {error}") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{key}: {_reason(error, source, wanted)}{advice and f'; {advice}'}") from error
+
+
+def download(key: str, repository: str, name: str, advice: str = "") -> Path:
+    """A file of a repository, from the cache if it is there."""
+    with explained(key, repository, name, advice):
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(repository, name))
+
+
+def looks_local(source: str) -> bool:
+    """Whether it can only be meant as a path; a hub id is `name` or `owner/name`."""
+    return Path(source).is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+
+
+def _reason(error: BaseException, source: str, wanted: str) -> str:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    page = f"{HUB}/{source}"
+    first_line = str(error).strip().split("\n")[0]
+    if Path(source).expanduser().exists():
+        return f"{source} does not hold {wanted} ({first_line})"
+    if looks_local(source):
+        return f"no such folder or file: {source}; give {wanted}, or a hub id owner/name"
+    causes = _causes(error)
+    kinds = tuple(type(cause) for cause in causes)
+
+    def among(*wanted_kinds: type[BaseException]) -> bool:
+        return any(issubclass(kind, wanted_kinds) for kind in kinds)
+
+    # The order counts: a gated repository is a kind of missing one, and a file missing here a kind of missing file.
+    if among(GatedRepoError):
+        return f"{source} is gated. Accept its licence at {page}, then give your token with {TOKEN}"
+    if among(RepositoryNotFoundError):
+        return (
+            f"the hub has no {source!r}, or it is private. Check the id at {page}; "
+            f"for a private one, give your token with {TOKEN}"
+        )
+    if among(LocalEntryNotFoundError, OfflineModeIsEnabled):
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"the hub cannot be reached ({causes[-1]})"
+        return (
+            f"{wanted} of {source!r} is neither here nor in the hub's cache, and {why}. "
+            f"Download {page} where there is a network (`hf download {source}`), and give the folder"
+        )
+    if among(EntryNotFoundError):
+        return f"{page} does not hold {wanted} ({first_line})"
+    if among(HfHubHTTPError):
+        return f"the hub refused {page} ({first_line}). If it says 401, renew your token with {TOKEN}"
+    return f"{page} does not hold {wanted} ({first_line})"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what led to it, latest first."""
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in chain:
+        chain.append(following)
+        following = following.__cause__ or following.__context__
+    return chain
