@@ -42,7 +42,8 @@ class Processes(World):
         cards = torch.cuda.device_count()
         if self.local_rank < cards:
             torch.cuda.set_device(self.local_rank)
-        if not dist.is_initialized():
+        self._made_here = not dist.is_initialized()  # a caller's own group is left to the caller
+        if self._made_here:
             dist.init_process_group("cpu:gloo,cuda:nccl" if cards else "gloo", timeout=timeout)
         # Status and small objects have a group of their own: they never stand in the way of gradients.
         self._words = dist.new_group(backend="gloo", timeout=timeout)
@@ -109,7 +110,8 @@ class Processes(World):
         if together:
             with suppress(RuntimeError):
                 dist.monitored_barrier(self._words, timeout=FAREWELL)
-        dist.destroy_process_group()
+        if self._made_here:
+            dist.destroy_process_group()
 
     def _nobody_fails(self, failure: Exception | None = None) -> None:
         """Tell the others whether this process fails, and raise if one does."""
