@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from marble_rl.cli import main
 
@@ -20,7 +19,6 @@ from marble_rl.cli import main
 def run(folder: Path) -> None:
     rank = os.environ["RANK"]
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    dist.init_process_group("gloo")  # once for all commands: torchrun's store does not serve a second time
     codes = []
     for arguments in json.loads((folder / "commands.json").read_text()):
         try:
@@ -28,7 +26,6 @@ def run(folder: Path) -> None:
         except SystemExit as exit_:
             codes.append(int(exit_.code or 0))
         (folder / f"codes-{rank}.json").write_text(json.dumps(codes))
-    dist.destroy_process_group()
     sys.exit(max(codes))
 
 

@@ -10,7 +10,9 @@ A process that dies without a word closes its connections: gloo's exchanges fail
 from __future__ import annotations
 
 import os
+import re
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -19,6 +21,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from marble_rl.distributed import World
 from marble_rl.errors import InputError, LostProcess, MarbleError, ProcessFailed
@@ -43,10 +47,18 @@ class Processes(World):
         if self.local_rank < cards:
             torch.cuda.set_device(self.local_rank)
         self._made_here = not dist.is_initialized()  # a caller's own group is left to the caller
-        if self._made_here:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cards else "gloo", timeout=timeout)
-        # Status and small objects have a group of their own: they never stand in the way of gradients.
-        self._words = dist.new_group(backend="gloo", timeout=timeout)
+        with self._talking():
+            if self._made_here:
+                store, _, _ = next(rendezvous("env://", self.rank, self.size, timeout=timeout))
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if cards else "gloo",
+                    store=PrefixStore(_meet(store, self.rank, self.size), store),
+                    rank=self.rank,
+                    world_size=self.size,
+                    timeout=timeout,
+                )
+            # Status and small objects have a group of their own: they never stand in the way of gradients.
+            self._words = dist.new_group(backend="gloo", timeout=timeout)
 
     def sum_(self, tensor: Tensor) -> None:
         self._nobody_fails()
@@ -147,13 +159,38 @@ class Processes(World):
         try:
             yield
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0]
             raise LostProcess(
                 f"another process of this run died, or did not answer within {_timeout():g} s ({TIMEOUT}): {reason}. "
                 "Look for its own message; continue with --resume"
             ) from error
         finally:
             self.waited += time.perf_counter() - began
+
+
+def _meet(store: Store, rank: int, size: int) -> str:
+    """A name that the processes of this start have in common, and no others.
+
+    torchrun's store outlives a restart, with the addresses of processes that died (pytorch issue 135712): a process
+    that reads one of those never gets through. So the first process makes up a name, and tells each of the others,
+    by a word of its own that cannot be an old one, that the name it read is the new one.
+    """
+    if rank == 0:
+        name = uuid.uuid4().hex
+        store.set("marble/name", name)
+        for other in range(1, size):
+            word = store.get(f"marble/{name}/{other}").decode()
+            store.set(f"marble/{name}/{word}", "yes")
+        return name
+    word = uuid.uuid4().hex
+    deadline = time.monotonic() + _timeout()
+    while time.monotonic() < deadline:
+        name = str(store.get("marble/name").decode())
+        store.set(f"marble/{name}/{rank}", word)
+        with suppress(dist.DistStoreError):  # an old name: nobody answers
+            store.wait([f"marble/{name}/{word}"], timedelta(seconds=1))
+            return name
+    raise RuntimeError("the first process did not answer")
 
 
 def _timeout() -> float:

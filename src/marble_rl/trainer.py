@@ -122,12 +122,12 @@ class Trainer:
                     try:
                         with self.world.agreed():
                             metrics = self._take_step()
+                        finished, stopping = self.step == steps, interrupts.pending()
+                        if finished or stopping or self.step % self.config.trainer.save_every == 0:
+                            self._save()
                     except RunStopped as stop:
                         self._save_before_stopping(stop)
                         raise
-                    finished, stopping = self.step == steps, interrupts.pending()
-                    if finished or stopping or self.step % self.config.trainer.save_every == 0:
-                        self._save()
                     if stopping and not finished:
                         interrupts.stop(f"stopped after step {self.step}; continue with --resume")
             with self.world.agreed():
@@ -334,7 +334,8 @@ class Trainer:
         if isinstance(stop, LostProcess):
             self._write_checkpoint()
         elif not isinstance(stop, StorageFailed):
-            self._save()
+            with self.world.agreed():
+                self._write_checkpoint()
 
     def _write_lora(self) -> None:
         if self.world.first:
