@@ -28,6 +28,8 @@ class World:
     size = 1
     waited = 0.0
     """Seconds spent in exchanges with other processes so far."""
+    lockstep = False
+    """The base model is sharded: all processes must make the same forward and backward passes."""
 
     @property
     def first(self) -> bool:

@@ -6,6 +6,7 @@ Image j of prompt i starts from noise drawn for (evaluation seed, i, j) alone. T
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from marble_rl.config.schema import EvaluationConfig, RolloutConfig
 from marble_rl.distributed import World
+from marble_rl.errors import RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.prompts import PromptSet
 from marble_rl.rewards.scoring import Scorer
@@ -97,16 +99,24 @@ def evaluate(
     sigmas = model.sigmas(config.steps, shape)
     batches = [work[start : start + config.batch_size] for start in range(0, len(work), config.batch_size)]
     own = [batches[i] for i in world.share(len(batches))]
+
+    def draw(batch: list[tuple[Prompt, int]]) -> Tensor:
+        padded = batch + [batch[-1]] * (config.batch_size - len(batch))
+        noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
+        conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
+        return sample(model, noise, conditioning, sigmas, config.solver)[1]
+
     images = []
     with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
         for batch in own:
-            padded = batch + [batch[-1]] * (config.batch_size - len(batch))
-            noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
-            conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
-            _, pixels = sample(model, noise, conditioning, sigmas, config.solver)
+            pixels = draw(batch)
             images.append(pixels[: len(batch)])
-            scoring.add(images[-1])
+            # In lockstep a reward's failure waits for `finish`: nobody may leave the others alone.
+            with suppress(RunStopped) if world.lockstep else nullcontext():
+                scoring.add(images[-1])
             on_images(len(batch))
+        if world.lockstep and len(own) < len(batches) / world.size:
+            draw(batches[0])  # to keep step; the shares of others are one batch longer
         scores = scoring.finish()
     tables = [part for part in world.gather(scores) if len(part.values)]  # some process may have had nothing to do
     table = RewardTable(

@@ -7,6 +7,7 @@ advantages may need the whole rollout.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from marble_rl.advantages import group_advantages
 from marble_rl.coefficients.balancers import Scored
 from marble_rl.config import RunConfig
 from marble_rl.distributed import World
+from marble_rl.errors import RunStopped
 from marble_rl.images import image_grid, save_image
 from marble_rl.inputs import RunInputs
 from marble_rl.metrics import Metrics, reward_metrics
@@ -65,11 +67,11 @@ class ExperienceSource:
         self._trained = config.trained_rewards
         self._watched = [name for name in config.watched_rewards if name in inputs.scorer.names]
 
-    def gather(self, index: int, display: Display) -> Experience:
-        """Rollout number ``index``, sampled and scored."""
+    def gather(self, index: int, step: int, display: Display) -> Experience:
+        """Rollout number ``index``, sampled and scored for the updates from ``step`` on."""
         c = self._config
         drawn = self._inputs.train.draw(c.trainer.seed, index, c.rollout.groups, c.rollout.updates)
-        rollout, own = self._sample_and_score(index, drawn, display)
+        rollout, own = self._sample_and_score(index, step, drawn, display)
         everything = gather_table(self._world, own, drawn, c.rollout.group_size)
         scores = everything.columns(self._trained)
         table = self._inputs.scorer.clipped(scores)
@@ -80,21 +82,25 @@ class ExperienceSource:
         watched = reward_metrics(everything.columns(self._watched), "watch")
         return Experience(rollout, scored, scores, (raw.abs() > clip).sum(dim=1), watched)
 
-    def _sample_and_score(self, index: int, drawn: tuple[Group, ...], display: Display) -> tuple[Rollout, RewardTable]:
+    def _sample_and_score(
+        self, index: int, step: int, drawn: tuple[Group, ...], display: Display
+    ) -> tuple[Rollout, RewardTable]:
         """Images of this process's groups, scored while the next ones are sampled."""
         c, scorer = self._config, self._inputs.scorer
         groups = share_of_groups(self._world, drawn)
         prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
-        first_step = index * c.rollout.updates
+        off = c.rewards_off(step - step % c.rollout.updates)
         seconds_before = scorer.seconds
-        with scorer.in_background([*self._trained, *self._watched], prompts, c.rewards_off(first_step)) as scoring:
+        with scorer.in_background([*self._trained, *self._watched], prompts, off) as scoring:
             done = 0
 
             def on_group(images: Tensor) -> None:
                 nonlocal done
                 done += 1
-                scoring.add(images)
-                display.within(first_step, 0.5 * done / len(groups))
+                # In lockstep a reward's failure waits for `finish`: nobody may leave the rollout alone.
+                with suppress(RunStopped) if self._world.lockstep else nullcontext():
+                    scoring.add(images)
+                display.within(step, 0.5 * done / len(groups))
 
             with display.stage("rollout"):
                 rollout = roll_out(
@@ -106,6 +112,7 @@ class ExperienceSource:
                     seed=c.trainer.seed,
                     index=index,
                     drawn=drawn,
+                    lockstep=self._world.lockstep,
                     on_group=on_group,
                 )
             with display.stage("rewards"):

@@ -98,6 +98,8 @@ class Processes(World):
         except Exception as error:
             if isinstance(error, LostProcess) or getattr(error, "shared", False):
                 raise  # known to all, or nobody is left to tell
+            if self.lockstep and not isinstance(error, MarbleError):
+                raise  # from the middle of a pass: the others wait there, and the launcher ends them with this process
             failure = error
         self._nobody_fails(failure)
 
@@ -187,8 +189,8 @@ def _meet(store: Store, rank: int, size: int) -> str:
     while time.monotonic() < deadline:
         name = str(store.get("marble/name").decode())
         store.set(f"marble/{name}/{rank}", word)
-        with suppress(dist.DistStoreError):  # an old name: nobody answers
-            store.wait([f"marble/{name}/{word}"], timedelta(seconds=1))
+        time.sleep(0.05)
+        if store.check([f"marble/{name}/{word}"]):  # to an old name nobody answers
             return name
     raise RuntimeError("the first process did not answer")
 

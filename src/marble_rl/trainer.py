@@ -35,12 +35,12 @@ from marble_rl.metrics import (
     scoring_metrics,
     summed_counts,
 )
-from marble_rl.models import load_model
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, EMA, LoraPolicy
 from marble_rl.rewards.calls import Counts
 from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display, MetricsFile
+from marble_rl.sharding import check_sharding, kept_here, load_base
 from marble_rl.storage import save_safetensors, storage_errors
 from marble_rl.types import Rollout
 from marble_rl.update import Updater
@@ -103,6 +103,7 @@ class Trainer:
         with self.world.agreed():
             self._inputs = check_inputs(config)
             check_world(self.world, config.rollout.groups, config.rollout.updates)
+            check_sharding(config, self.world)
             self._device = self.world.pick_device(config.model.device)
             self._inputs.scorer.check_devices()
             self._remarks = self.folder.check_start(config, resume) if self.world.first else []
@@ -139,7 +140,7 @@ class Trainer:
         step, c = self.step, self.config
         index, update = divmod(step, c.rollout.updates)
         if self._experience is None:
-            self._experience = self._source.gather(index, self._display)
+            self._experience = self._source.gather(index, step, self._display)
             self._draw_images(self._experience.rollout)
         experience, rollout = self._experience, self._experience.rollout
 
@@ -276,13 +277,16 @@ class Trainer:
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
         with self.console.status("loading models"):
-            self.model = load_model(c.model.path, self._device, c.model.text_length, c.model.guidance)
+            self.model = load_base(c, self._device, self.world)
             self.policy = LoraPolicy(self.model.transformer, c.lora, self.model.lora_targets, c.trainer.seed)
             remarks = self._inputs.scorer.load(self._device)
             check_same_rewards(self.world, self._inputs.scorer.names)
             # Once more: a reward on another machine could not be asked before, nor a model on the hub.
             self._inputs.scorer.check_media(self.model.media())
             self._inputs.scorer.check_applicability(self.names, self._inputs.train.prompts)
+        if self.world.lockstep:
+            own, whole = kept_here(self.model.transformer)
+            remarks.append(f"base model sharded: {own:,} of {whole:,} parameters in this process")
         for remark in remarks:
             self._say(remark)
         self.prompt_cache = PromptCache(self.model)
@@ -396,7 +400,8 @@ class Trainer:
         every, updates = self.config.logging.images_every, self.config.rollout.updates
         first = self.step - self.step % updates
         if every is not None and any(step % every == 0 for step in range(first, first + updates)):
-            draw_grid(rollout, self.world, self.folder.samples / f"step-{first}.png")
+            with self.world.agreed():
+                draw_grid(rollout, self.world, self.folder.samples / f"step-{first}.png")
 
     def _say(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)

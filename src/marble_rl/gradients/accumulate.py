@@ -77,13 +77,22 @@ class GradientAccumulator:
 
     ``verify``: check the first fused pass against one of the columns computed alone. It costs a backward pass, and
     finds layers whose leading dimension only looks like the sample.
+    ``skip_zeros``: leave out the backward passes of advantages that are all zero.
     """
 
-    def __init__(self, columns: int, params: Iterable[Tensor], method: Method = "fused", verify: bool = False) -> None:
+    def __init__(
+        self,
+        columns: int,
+        params: Iterable[Tensor],
+        method: Method = "fused",
+        verify: bool = False,
+        skip_zeros: bool = True,
+    ) -> None:
         if method not in ("fused", "passes"):
             raise ValueError(f"method must be 'fused' or 'passes', got {method!r}")
         self.method = method
         self._verify = verify
+        self._skip_zeros = skip_zeros
         self.params = tuple(params)
         if not self.params:
             raise ValueError("params is empty: there is nothing to differentiate")
@@ -132,7 +141,7 @@ class GradientAccumulator:
             self._rows[h] += int(member.sum())
             if member.any():
                 shares.append((h, member.to(rows)))
-        if slope is not None and advantages is not None and advantages.count_nonzero() > 0:
+        if slope is not None and advantages is not None and not self._skips(advantages):
             columns = advantages.detach().to(slope)
             if self.method == "fused":
                 self._one_pass(slope, columns, shares)
@@ -221,8 +230,11 @@ class GradientAccumulator:
         for h, mask in shares:
             for j in range(self.columns):
                 cotangent = columns[:, j] * mask
-                if cotangent.count_nonzero() > 0:
+                if not self._skips(cotangent):
                     self._backward(slope, cotangent, which, self._views[h][j], keep=True)
+
+    def _skips(self, cotangents: Tensor) -> bool:
+        return self._skip_zeros and not bool(cotangents.count_nonzero())
 
     def _backward(
         self, output: Tensor, cotangent: Tensor, which: Sequence[int], into: list[Tensor], keep: bool

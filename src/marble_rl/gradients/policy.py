@@ -148,7 +148,10 @@ def policy_gradients(
     a backward pass of its own also base, are taken on one in m pieces, m-fold: the same on average.
     """
     assert per_column or columns.shape[1] == 1, "a single backward pass takes a single advantage"
-    accumulator = GradientAccumulator(columns.shape[1] if per_column else 0, policy.parameters, method, verify)
+    world = world or World()
+    accumulator = GradientAccumulator(
+        columns.shape[1] if per_column else 0, policy.parameters, method, verify, skip_zeros=not world.lockstep
+    )
     on_policy = policy.equal(OLD, TRAINED)
     every = config.regularize_every
     turn = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
@@ -188,7 +191,7 @@ def policy_gradients(
         totals[[0, *range(2, len(totals))]] += parts.to("cpu", torch.float64)
         totals[1] += 0.0 if kl is None else float(kl.detach().sum())
         on_rows(len(rows))
-    totals = accumulator.sum_over(world or World(), totals)
+    totals = accumulator.sum_over(world, totals)
     means = totals / batch.total_rows
     return PolicyGradients(accumulator.finish(), base=float(means[0]), kl=float(means[1]), slopes=means[2:])
 
