@@ -15,11 +15,11 @@ from torch import Tensor
 
 from marble_rl.config.schema import EvaluationConfig, RolloutConfig
 from marble_rl.distributed import World
-from marble_rl.errors import RunStopped
+from marble_rl.errors import NonFinite, RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.prompts import PromptSet
 from marble_rl.rewards.scoring import Scorer
-from marble_rl.rollout.rollout import sample
+from marble_rl.rollout.rollout import DIVERGED, sample
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Prompt, RewardTable
 
@@ -100,16 +100,18 @@ def evaluate(
     batches = [work[start : start + config.batch_size] for start in range(0, len(work), config.batch_size)]
     own = [batches[i] for i in world.share(len(batches))]
 
-    def draw(batch: list[tuple[Prompt, int]]) -> Tensor:
+    def draw(batch: list[tuple[Prompt, int]]) -> tuple[Tensor, Tensor]:
         padded = batch + [batch[-1]] * (config.batch_size - len(batch))
         noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
         conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
-        return sample(model, noise, conditioning, sigmas, config.solver)[1]
+        return sample(model, noise, conditioning, sigmas, config.solver, check=not world.lockstep)
 
-    images = []
+    images: list[Tensor] = []
+    finite = True
     with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
         for batch in own:
-            pixels = draw(batch)
+            latents, pixels = draw(batch)
+            finite = finite and bool(torch.isfinite(latents).all())
             images.append(pixels[: len(batch)])
             # In lockstep a reward's failure waits for `finish`: nobody may leave the others alone.
             with suppress(RunStopped) if world.lockstep else nullcontext():
@@ -117,6 +119,8 @@ def evaluate(
             on_images(len(batch))
         if world.lockstep and len(own) < len(batches) / world.size:
             draw(batches[0])  # to keep step; the shares of others are one batch longer
+        if not finite:
+            raise NonFinite(DIVERGED)
         scores = scoring.finish()
     tables = [part for part in world.gather(scores) if len(part.values)]  # some process may have had nothing to do
     table = RewardTable(

@@ -28,6 +28,7 @@ FREE_KEYS = (
     "trainer.save_every",
     "trainer.keep_checkpoints",
     "trainer.eval_every",
+    "trainer.shard_base",
     "model.device",
     "rewards.*.retries",
     "rewards.*.backoff",
