@@ -6,6 +6,7 @@ Image j of prompt i starts from noise drawn for (evaluation seed, i, j) alone. T
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch
 from torch import Tensor
 
 from marble_rl.config.schema import EvaluationConfig, RolloutConfig
+from marble_rl.distributed import World
+from marble_rl.errors import NonFinite, RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.prompts import PromptSet
 from marble_rl.rewards.scoring import Scorer
-from marble_rl.rollout.rollout import sample
+from marble_rl.rollout.rollout import DIVERGED, sample
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Prompt, RewardTable
 
@@ -30,7 +33,7 @@ class Evaluation:
     table: RewardTable
     """[N, K] with N = len(prompts) * images_per_prompt"""
     images: Tensor
-    """[N, H, W, 3] uint8, videos [N, F, H, W, 3]"""
+    """[N, H, W, 3] uint8, videos [N, F, H, W, 3]; empty where they were not wanted, or belong to another process"""
 
     @property
     def means(self) -> dict[str, float]:
@@ -81,26 +84,52 @@ def evaluate(
     config: EvaluationConfig,
     size: RolloutConfig,
     on_images: Callable[[int], None] = lambda images: None,
+    world: World | None = None,
+    pictures: bool = True,
 ) -> Evaluation:
-    """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape."""
+    """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape.
+
+    The processes of ``world`` take whole batches, and all of them get all scores. ``pictures``: the first one gets all
+    images.
+    """
+    world = world or World()
     chosen = evaluated_prompts(prompts, config)
     work = [(prompt, j) for prompt in chosen for j in range(config.images_per_prompt)]
     shape = model.latent_shape(size.height, size.width, size.frames)
     sigmas = model.sigmas(config.steps, shape)
-    images = []
-    with scorer.in_background(scorer.names, [prompt for prompt, _ in work]) as scoring:
-        for start in range(0, len(work), config.batch_size):
-            batch = work[start : start + config.batch_size]
-            padded = batch + [batch[-1]] * (config.batch_size - len(batch))
-            noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
-            conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
-            _, pixels = sample(model, noise, conditioning, sigmas, config.solver)
+    batches = [work[start : start + config.batch_size] for start in range(0, len(work), config.batch_size)]
+    own = [batches[i] for i in world.share(len(batches))]
+
+    def draw(batch: list[tuple[Prompt, int]]) -> tuple[Tensor, Tensor]:
+        padded = batch + [batch[-1]] * (config.batch_size - len(batch))
+        noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
+        conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
+        return sample(model, noise, conditioning, sigmas, config.solver, check=not world.lockstep)
+
+    images: list[Tensor] = []
+    finite = True
+    with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
+        for batch in own:
+            latents, pixels = draw(batch)
+            finite = finite and bool(torch.isfinite(latents).all())
             images.append(pixels[: len(batch)])
-            scoring.add(images[-1])
+            # In lockstep a reward's failure waits for `finish`: nobody may leave the others alone.
+            with suppress(RunStopped) if world.lockstep else nullcontext():
+                scoring.add(images[-1])
             on_images(len(batch))
-        table = scoring.finish()
-    pictures = torch.cat(images)
-    return Evaluation(chosen, config.images_per_prompt, table, pictures)
+        if world.lockstep and len(own) < len(batches) / world.size:
+            draw(batches[0])  # to keep step; the shares of others are one batch longer
+        if not finite:
+            raise NonFinite(DIVERGED)
+        scores = scoring.finish()
+    tables = [part for part in world.gather(scores) if len(part.values)]  # some process may have had nothing to do
+    table = RewardTable(
+        scorer.names, torch.cat([part.values for part in tables]), torch.cat([part.applicable for part in tables])
+    )
+    kept = [batch for part in world.gather_first(images) for batch in part] if pictures else []
+    return Evaluation(
+        chosen, config.images_per_prompt, table, torch.cat(kept) if kept else torch.empty(0, dtype=torch.uint8)
+    )
 
 
 def composite_scores(table: Tensor) -> Tensor:

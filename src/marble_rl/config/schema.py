@@ -371,6 +371,9 @@ class TrainerConfig(Section):
     """Everything random follows from it."""
     micro_batch: PositiveInt = 8
     """Samples in one forward pass of training."""
+    shard_base: bool = False
+    """Several processes only: each keeps its share of the frozen base model (FSDP2), for models that do not fit one
+    card. See docs/distributed.md."""
     save_every: PositiveInt = 20
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2

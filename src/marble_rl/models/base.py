@@ -62,6 +62,10 @@ class DiffusionModel(ABC):
             raise InputError(f"model.text_length: {text_length} is more than the {cls.most_text} that {cls.name} takes")
 
     @abstractmethod
+    def work_on(self, device: torch.device) -> None:
+        """Go on on another device, to which the transformer has been brought already."""
+
+    @abstractmethod
     def encode(self, texts: Sequence[str]) -> Conditioning:
         """Text encoders' output for B prompts."""
 

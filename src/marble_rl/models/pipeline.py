@@ -86,6 +86,10 @@ class PipelineModel(DiffusionModel):
     ) -> Self:
         return cls(cls.pipeline_class.from_pretrained(path, dtype=torch.float32), device, text_length, guidance)
 
+    def work_on(self, device: torch.device) -> None:
+        self.device = device
+        self.pipeline.vae.to(device)
+
     @property
     def text_encoders(self) -> list[torch.nn.Module]:
         parts = (getattr(self.pipeline, name) for name in self.text_parts)

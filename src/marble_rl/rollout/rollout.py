@@ -15,6 +15,8 @@ from marble_rl.rollout.solvers import Solver, solve_ode
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Conditioning, Group, Rollout
 
+DIVERGED = "sampling gave latents that are not finite: the weights have diverged. Lower optimizer.lr"
+
 
 def roll_out(
     model: DiffusionModel,
@@ -25,39 +27,55 @@ def roll_out(
     *,
     seed: int,
     index: int,
+    drawn: tuple[Group, ...] | None = None,
+    lockstep: bool = False,
     on_group: Callable[[Tensor], None] = lambda images: None,
 ) -> Rollout:
     """Images of rollout number ``index``. Noise is drawn per (rollout, slot, sample), batches have a fixed shape.
 
-    ``on_group`` gets each group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they
-    are there.
+    ``drawn``: all groups of the rollout, where ``groups`` are but this process's share of them. ``on_group`` gets each
+    group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they are there. ``lockstep``:
+    where latents are not finite, sample the other groups before saying so (distributed.py).
     """
     shape = model.latent_shape(config.height, config.width, config.frames)
     sigmas = model.sigmas(config.steps, shape)
     conditioning = prompts.encode([group.prompt.text for group in groups])
     latents, images = [], []
+    finite = True
     with policy.acting_as(OLD):
-        for group in groups:
+        for place, group in enumerate(groups):
             noise = normal_rows(
                 (generator(seed, "rollout", index, group.slot, s) for s in range(config.group_size)), shape
             )
-            row = conditioning.rows(slice(group.slot, group.slot + 1))
+            row = conditioning.rows(slice(place, place + 1))
             parts = [
-                sample(model, part, row.repeat(len(part)), sigmas, config.solver)
+                sample(model, part, row.repeat(len(part)), sigmas, config.solver, check=not lockstep)
                 for part in noise.split(config.images_at_once)
             ]
             latents.append(torch.cat([x0 for x0, _ in parts]))
             images.append(torch.cat([pixels for _, pixels in parts]))
-            on_group(images[-1])
-    return Rollout(groups, config.group_size, torch.cat(latents), torch.cat(images), conditioning, sigmas)
+            finite = finite and bool(torch.isfinite(latents[-1]).all())
+            if finite:
+                on_group(images[-1])
+    if not finite:
+        raise NonFinite(DIVERGED)
+    return Rollout(
+        groups, drawn or groups, config.group_size, torch.cat(latents), torch.cat(images), conditioning, sigmas
+    )
 
 
 @torch.no_grad()
 def sample(
-    model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver
+    model: DiffusionModel,
+    noise: Tensor,
+    conditioning: Conditioning,
+    sigmas: Tensor,
+    solver: Solver,
+    check: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Clean latents [B, ...] and uint8 images [B, H, W, 3] or videos of whichever adapter is active."""
+    """Clean latents [B, ...] and uint8 images [B, H, W, 3] or videos of whichever adapter is active. ``check`` raises
+    where a latent is not finite."""
     x0 = solve_ode(lambda x, sigma: model.velocity(x, sigma, conditioning), noise.to(model.device), sigmas, solver)
-    if not torch.isfinite(x0).all():
-        raise NonFinite("sampling gave latents that are not finite: the weights have diverged. Lower optimizer.lr")
+    if check and not torch.isfinite(x0).all():
+        raise NonFinite(DIVERGED)
     return x0, model.decode(x0)

@@ -1,0 +1,240 @@
+"""Several processes under torchrun do what one process does, stop together, and go on together.
+
+gloo on the CPU; NCCL has no test here. Starting processes takes longer than the runs themselves, so one launch serves
+several tests, and each of its commands is the command line's own (tests/launched.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runs import TESTS, base_config, marble, metrics, train, write_config
+
+pytestmark = pytest.mark.full
+
+THINGS = ["cup", "hat", "kite", "sign", "block", "marble", "boat", "tree"]
+LAZY_AND_UNEVEN = [
+    "rollout={group_size: 4, steps: 3, groups: 6, updates: 2}",  # 1 group of 3 for the first process, 2 for the second
+    "trainer.micro_batch=3",
+    "trainer.steps=2",
+    "loss.regularize_every=3",
+    "balance.refresh_every=1",
+]
+
+
+def settings(model: Path) -> dict[str, Any]:
+    """4 groups in each of 4 updates; refreshes and ordinary steps in turn; the second rollout begins with step 4."""
+    colours = [f"a {colour} {thing}" for thing in THINGS for colour in ("red", "blue", "green")]
+    return {
+        "prompts": {
+            "train": [
+                {"name": "things", "texts": [f"a {thing}" for thing in THINGS]},
+                {"name": "colours", "texts": colours},
+            ]
+        },
+        "rollout": {**base_config(model)["rollout"], "groups": 16, "updates": 4},
+        "loss": {"timesteps_per_sample": 2},
+        "balance": {"type": "marble", "refresh_every": 2},
+        "trainer": {"steps": 5, "save_every": 3, "micro_batch": 4, "eval_every": 4},
+        "evaluation": {"steps": 2, "batch_size": 3, "limit": 5},
+    }
+
+
+def failing(name: str) -> str:
+    """The second process fails in the second rollout: it scores 8 groups in the first."""
+    reward = f'{{name: {name}, type: "rewards_for_tests:FailsElsewhere", params: {{calls: 9}}, retries: 0}}'
+    return f"rewards=[{{name: bright, type: brightness}}, {reward}]"
+
+
+def launch(folder: Path, processes: int, commands: list[list[object]], *options: str) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "commands.json").write_text(json.dumps([[str(part) for part in command] for command in commands]))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.Popen(
+        [*torchrun, "--monitor-interval", "0.1", *options, str(TESTS / "launched.py"), str(folder)],
+        stdout=open(folder / "log", "w"),
+        stderr=subprocess.STDOUT,
+        cwd=TESTS,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@dataclass(frozen=True)
+class Launched:
+    config: Path
+    folder: Path
+    code: int
+    codes: dict[str, int]
+    """Exit code of each command, the same in all processes"""
+    log: str
+
+
+def weights(run: Path) -> torch.Tensor:
+    """The EMA, as exported, and the trained weights of the newest checkpoint."""
+    newest = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name.split("-")[1]))
+    files = load_file(run / "lora" / "pytorch_lora_weights.safetensors"), load_file(newest / "adapters.safetensors")
+    return torch.cat([file[name].double().flatten() for file in files for name in sorted(file)])
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert (weights(one) - weights(other)).norm() < 1e-5 * weights(other).norm()
+    for a, b in zip(metrics(one), metrics(other), strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            tolerance = 1e-6 if key.startswith("alpha") else 1e-5
+            assert a[key] == pytest.approx(b[key], rel=tolerance, abs=tolerance), (a["step"], key)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_config(tmp_path_factory.mktemp("config") / "config.yaml", tiny_sd3, **settings(tiny_sd3))
+
+
+@pytest.fixture(scope="module")
+def alone(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    train(config, run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """Everything that two processes do here, but for dying."""
+    folder = tmp_path_factory.mktemp("two")
+    train(config, folder / "continued", "--set", "trainer.steps=2")
+    changes = {
+        "refused": ["rollout.updates=16"],
+        "run": [],
+        "sharded": ["trainer.shard_base=true"],
+        "uneven": LAZY_AND_UNEVEN,
+        "failed": [failing("odd")],
+        "failed-sharded": [failing("strange"), "trainer.shard_base=true"],
+    }
+    commands: dict[str, list[object]] = {
+        name: ["train", config, "--out", folder / name, *[part for change in sets for part in ("--set", change)]]
+        for name, sets in changes.items()
+    }
+    commands["continued"] = ["train", config, "--out", folder / "continued", "--resume"]
+    commands["evaluated"] = ["evaluate", folder / "run", "--out", folder / "evaluated"]
+    commands["sample"] = ["sample", folder / "run", "--prompt", "a cup"]
+    train(config, folder / "uneven-alone", *[part for change in LAZY_AND_UNEVEN for part in ("--set", change)])
+    process = launch(folder, 2, list(commands.values()))
+    code = process.wait(300)
+    log = (folder / "log").read_text()
+    first, second = (json.loads((folder / f"codes-{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second, log
+    return Launched(config, folder, code, dict(zip(commands, first, strict=True)), log)
+
+
+def test_two_processes_are_one(alone: Path, two: Launched) -> None:
+    """Refreshes, ordinary steps, two rollouts, an evaluation; the images drawn are the same files."""
+    assert two.codes["run"] == 0, two.log
+    assert_same_run(two.folder / "run", alone)
+    pictures = sorted(path.name for path in (alone / "samples").iterdir())
+    assert pictures
+    assert (two.folder / "run" / "samples" / pictures[0]).read_bytes() == (alone / "samples" / pictures[0]).read_bytes()
+
+
+def test_uneven_shares_and_lazy_regularisation(two: Launched) -> None:
+    """Micro-batches of 3 in groups of 4 lie across the processes' border, and one in three of them is regularised."""
+    assert two.codes["uneven"] == 0, two.log
+    assert_same_run(two.folder / "uneven", two.folder / "uneven-alone")
+
+
+def test_a_sharded_base_model_changes_nothing(two: Launched) -> None:
+    assert two.codes["sharded"] == 0, two.log
+    assert "base model sharded: 38,856 of 77,712 parameters" in two.log
+    assert torch.equal(weights(two.folder / "sharded"), weights(two.folder / "run"))
+
+
+def test_a_run_of_one_process_is_continued_by_two(alone: Path, two: Launched) -> None:
+    assert two.codes["continued"] == 0, two.log
+    assert_same_run(two.folder / "continued", alone)
+
+
+@pytest.mark.parametrize(("run", "reward"), [("failed", "odd"), ("failed-sharded", "strange")])
+def test_a_reward_that_fails_in_one_process_stops_all(two: Launched, tmp_path: Path, run: str, reward: str) -> None:
+    """Stopped after the same step, told once, saved, and continued by one process where the reward behaves."""
+    assert two.code != 0
+    assert two.codes[run] == 3, two.log
+    assert two.log.count(f"stopped: reward '{reward}' failed after 1 attempt on an image of prompt") == 1
+    assert "the reward model fell over (process 1 of 2)" in two.log
+    assert "Traceback (most recent call last)" not in two.log.split("torch/distributed/elastic")[0]
+    folder = two.folder / run
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step-3", "step-4"]
+    assert len(metrics(folder)) == 4
+
+    shutil.copytree(folder, tmp_path / "run")
+    outcome = train(two.config, tmp_path / "run", "--resume", "--set", failing(reward))
+    assert "not the run that was begun" not in outcome.err
+    train(two.config, tmp_path / "alone", "--set", failing(reward))
+    assert_same_run(tmp_path / "run", tmp_path / "alone")
+
+
+def test_what_cannot_be_divided_is_refused_once(two: Launched) -> None:
+    assert two.codes["refused"] == 2
+    assert two.log.count("error: rollout.groups: 16 groups in rollout.updates: 16 are 1 an update") == 1
+    assert not (two.folder / "refused").exists()
+    assert two.codes["sample"] == 2
+    assert two.log.count("error: marble sample: started 2 times by torchrun") == 1
+
+
+def test_an_evaluation_is_divided(two: Launched, tmp_path: Path) -> None:
+    assert two.codes["evaluated"] == 0, two.log
+    outcome = marble("evaluate", two.folder / "run", "--out", tmp_path)
+    assert outcome.code == 0, outcome.err
+    for name in ("scores.json", "grid.png"):
+        assert (tmp_path / name).read_bytes() == (two.folder / "evaluated" / name).read_bytes()
+
+
+def test_four_processes_are_one(alone: Path, config: Path, tmp_path: Path) -> None:
+    process = launch(tmp_path, 4, [["train", config, "--out", tmp_path / "run"]])
+    assert process.wait(300) == 0, (tmp_path / "log").read_text()
+    assert_same_run(tmp_path / "run", alone)
+
+
+def test_killed_restarted_and_stopped(config: Path, tmp_path: Path) -> None:
+    """kill -9 of one process: torchrun starts all again, which go on. SIGTERM: all finish a step, save and end. One
+    process does the rest, and the result is that of a run that nothing happened to."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    process = launch(
+        tmp_path, 2, [["train", config, "--out", run, "--resume", "--set", "trainer.steps=8"]], "--max-restarts=1"
+    )
+
+    def wait_for(steps: int) -> None:
+        deadline = time.monotonic() + 150
+        while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < steps:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.01)
+
+    wait_for(2)
+    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
+    wait_for(5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(100) != 0
+    told = log.read_text()
+    assert "stopped: another process of this run died" in told
+    assert "continuing after step" in told
+    assert json.loads((tmp_path / "codes-0.json").read_text()) == [128 + signal.SIGTERM]
+    done = len(metrics(run))
+    assert told.count(f"stopped after step {done}; continue with --resume") == 1
+    assert (run / "checkpoints" / f"step-{done}" / "manifest.json").exists()
+
+    train(config, run, "--resume", "--set", "trainer.steps=8")
+    train(config, tmp_path / "whole", "--set", "trainer.steps=8")
+    assert_same_run(run, tmp_path / "whole")
