@@ -30,6 +30,7 @@ from marble_rl.metrics import Metrics, by_name, clip_metrics, refresh_metrics, r
 from marble_rl.models import load_model, pick_device
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, EMA, LoraPolicy
+from marble_rl.precision import LossScale, memory_settings
 from marble_rl.rewards.calls import Counts
 from marble_rl.rollout.rollout import roll_out
 from marble_rl.runfolder import RunFolder
@@ -307,7 +308,8 @@ class Trainer:
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
         with self.console.status("loading models"):
-            self.model = load_model(c.model.path, self._device, c.model.text_length, c.model.guidance)
+            memory = memory_settings(c.model, self._device)
+            self.model = load_model(c.model.path, self._device, c.model.text_length, c.model.guidance, memory)
             self.policy = LoraPolicy(self.model.transformer, c.lora, self.model.lora_targets, c.trainer.seed)
             remarks = self._inputs.scorer.load(self._device)
             # Once more: a reward on another machine could not be asked before, nor a model on the hub.

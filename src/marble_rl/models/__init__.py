@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from marble_rl.models.base import DiffusionModel
+    from marble_rl.precision import MemorySettings
     from marble_rl.rewards.base import Media
 
 FAMILIES = {
@@ -56,9 +57,13 @@ def known_media(path: str) -> Media | None:
 
 
 def load_model(
-    path: str, device: torch.device, text_length: int | None = None, guidance: float | None = None
+    path: str,
+    device: torch.device,
+    text_length: int | None = None,
+    guidance: float | None = None,
+    memory: MemorySettings | None = None,
 ) -> DiffusionModel:
-    """Load a pipeline from a folder or a hub id, or the embedded one."""
+    """Load a pipeline from a folder or a hub id, or the embedded one; in float32 unless told otherwise."""
     check_model_path(path)
     path = embedded(path, PIPELINE)
     index = Path(path) / "model_index.json"
@@ -80,7 +85,7 @@ def load_model(
     adapter = _adapter(index)
     adapter.check_settings(text_length, guidance)
     try:
-        return adapter.load(path, device, text_length, guidance)
+        return adapter.load(path, device, text_length, guidance, *([] if memory is None else [memory]))
     except InputError:
         raise
     except (OSError, ValueError) as error:
