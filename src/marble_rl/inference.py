@@ -53,7 +53,9 @@ def open_target(target: str, *, model_path: str | None = None, step: int | None 
         if base is None:
             raise InputError(f"{target}: the LoRA does not say which model it belongs to; give --model")
         check_model_path(base, "--model")
-        model = _load(ModelConfig(path=base, text_length=card.get("text_length"), guidance=card.get("guidance")), device)
+        model = _load(
+            ModelConfig(path=base, text_length=card.get("text_length"), guidance=card.get("guidance")), device
+        )
         model.read_lora(folder.path)
         return Opened(model, None, None, None)
     check_model_path(target, "target")

@@ -10,6 +10,7 @@ overflows) the same gradients are computed again with half of it: nothing was ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from marble_rl.config.schema import ModelConfig
+from marble_rl.errors import NonFiniteGradient
 
 if TYPE_CHECKING:
     from marble_rl.gradients.accumulate import RewardGradients
+    from marble_rl.gradients.policy import PolicyGradients
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -66,14 +69,21 @@ class LossScale:
         self._scaled = dtype == torch.float16
         self.value = self.FIRST if self._scaled else 1.0
         self._clean = 0
+        self._overflows = 0
 
-    def shrink(self) -> bool:
-        """After an overflow. False where there is nothing left to shrink: the gradient itself is not finite."""
-        if self.value <= 1.0:
-            return False
-        self.value /= 2
-        self._clean = 0
-        return True
+    def applied(self, gradients: Callable[..., PolicyGradients]) -> PolicyGradients:
+        """``gradients(scale=...)``, on smaller and smaller scales until they are finite.
+
+        Where the losses are not finite, or the gradients not even on scale 1, it is no overflow: the caller's affair.
+        """
+        self._overflows = 0
+        while True:
+            found = gradients(scale=self.value)
+            if found.is_finite or not found.losses_are_finite or self.value <= 1.0:
+                return found
+            self.value /= 2
+            self._clean = 0
+            self._overflows += 1
 
     def update_done(self) -> None:
         self._clean += 1
@@ -81,12 +91,50 @@ class LossScale:
             self.value = min(2 * self.value, self.LARGEST)
             self._clean = 0
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """For the log, in float16 only."""
+        return {"guard/overflows": float(self._overflows), "guard/loss_scale": self.value} if self._scaled else {}
+
     def state_dict(self) -> dict[str, float]:
         return {"value": self.value, "clean": self._clean}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        if self._scaled:
+        if self._scaled and state:
             self.value, self._clean = state["value"], int(state["clean"])
+
+
+class Skips:
+    """Updates that were left out because a loss or gradient was not finite. They changed nothing and count as none.
+
+    The rollout of such an update is dropped with it. ``total`` belongs to the number of a rollout, so that the next
+    attempt draws other prompts and noise; it is saved, so that a resumed run draws the same ones.
+    """
+
+    MOST = 10
+    """In a row; more of them are no accident."""
+
+    def __init__(self, allowed: bool) -> None:
+        self.allowed = allowed
+        self.total = 0
+        self._in_a_row = 0
+
+    def skip(self, bad: NonFiniteGradient) -> None:
+        """Count one, or raise it."""
+        if not self.allowed:
+            raise bad
+        if self._in_a_row == self.MOST:
+            raise NonFiniteGradient(f"{self.MOST} updates in a row were skipped, and now {bad}") from bad
+        self._in_a_row += 1
+        self.total += 1
+
+    def update_done(self) -> None:
+        self._in_a_row = 0
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """For the log: how many were left out before this update."""
+        return {"guard/skipped": float(self._in_a_row)} if self.allowed else {}
 
 
 def unscaled(found: RewardGradients, scale: float) -> RewardGradients:

@@ -6,6 +6,7 @@ prompts -> rollout -> rewards -> advantages -> gradients -> coefficients -> upda
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +19,7 @@ from marble_rl.checkpoint import Checkpoint, load_newest, save_checkpoint
 from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
-from marble_rl.errors import InputError, NonFinite, RewardExploited, RunStopped, StorageFailed
+from marble_rl.errors import InputError, NonFiniteGradient, RewardExploited, RunStopped, StorageFailed
 from marble_rl.evaluate import evaluate
 from marble_rl.gradients.accumulate import FusedMismatch, Method
 from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
@@ -30,7 +31,8 @@ from marble_rl.metrics import Metrics, by_name, clip_metrics, refresh_metrics, r
 from marble_rl.models import load_model, pick_device
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, EMA, LoraPolicy
-from marble_rl.precision import LossScale, memory_settings
+from marble_rl.out_of_memory import memory_errors
+from marble_rl.precision import LossScale, Skips, memory_settings
 from marble_rl.rewards.calls import Counts
 from marble_rl.rollout.rollout import roll_out
 from marble_rl.runfolder import RunFolder
@@ -81,6 +83,8 @@ class Trainer:
     balancer: Balancer
     updater: Updater
     signal: SignalTracker
+    scale: LossScale
+    skips: Skips
     _display: Display
     _metrics_file: MetricsFile
     _experience: Experience | None
@@ -112,13 +116,15 @@ class Trainer:
         steps = self.config.trainer.steps
         metrics: Metrics = {}
         with self.folder.opened(self.config), Interrupts(self._say) as interrupts:
-            self._load()
+            with memory_errors(lambda: "loading"):
+                self._load()
             if interrupts.pending():
                 interrupts.stop("stopped before the first step; continue with --resume")
             with self._display:
                 while self.step < steps:
                     try:
-                        metrics = self._take_step()
+                        with memory_errors(lambda: self._display.current_stage):
+                            metrics = self._take_step()
                     except RunStopped as stop:
                         self._save_before_stopping(stop)
                         raise
@@ -135,25 +141,35 @@ class Trainer:
         step, c = self.step, self.config
         index, update = divmod(step, c.rollout.updates)
         if self._experience is None:
-            self._experience = self._gather(index)
+            self._experience = self._gather(index + self.skips.total)
         experience = self._experience
         rows = experience.rollout.update_rows(update)
 
         batch = training_batch(experience.rollout, update, c.loss, seed=c.trainer.seed, step=step)
-        if self.balancer.wants_reward_gradients(step):
-            gradient, loss, figures = self._harmonised(batch, experience.scored, rows)
-        else:
-            gradient, loss, figures = self._combined(batch, experience.scored, rows)
+        try:
+            if self.balancer.wants_reward_gradients(step):
+                gradient, loss, figures = self._harmonised(batch, experience.scored, rows)
+            else:
+                gradient, loss, figures = self._combined(batch, experience.scored, rows)
+        except NonFiniteGradient as bad:
+            self.skips.skip(bad)
+            self._say(f"skipped: {bad}")
+            self._experience = None
+            return self._take_step()
 
         metrics = {
             **reward_metrics(experience.table.rows(rows)),
             **clip_metrics(experience.table.rows(rows), experience.scored.table.rows(rows)),
             **figures,
             "guard/clamped": float(experience.clamped[rows].sum()),
+            **self.scale.figures,
+            **self.skips.figures,
         }
         with self._display.stage("update"):
             metrics["update/norm"] = self.updater.apply(gradient, loss, step)
             self.step += 1
+            self.scale.update_done()
+            self.skips.update_done()
             if update + 1 == c.rollout.updates:
                 self.updater.follow(self.step)
                 self._experience = None
@@ -177,7 +193,7 @@ class Trainer:
         prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
         scorer = self._inputs.scorer
         watched = [name for name in self._watches if name in scorer.names]
-        off = c.rewards_off(index * c.rollout.updates)
+        off = c.rewards_off(self.step - self.step % c.rollout.updates)
         seconds_before = scorer.seconds
         with scorer.in_background([*self.names, *watched], prompts, off) as scoring:
             done = 0
@@ -250,7 +266,8 @@ class Trainer:
         first = per_column and not self._refreshed
         with self._display.stage("gradients"):
             try:
-                result = policy_gradients(
+                compute = partial(
+                    policy_gradients,
                     self.model,
                     self.policy,
                     batch,
@@ -262,16 +279,17 @@ class Trainer:
                     verify=first,
                     on_rows=on_rows,
                 )
+                result = self.scale.applied(compute)
             except FusedMismatch as mismatch:
                 raise InputError(
                     f"balance.gradients: fused gives a wrong gradient of {self.policy.names[mismatch.position]}, "
                     "because samples are not the layer's leading dimension. Set balance.gradients: passes"
                 ) from None
+        if not result.is_finite:
+            self._stop_non_finite(batch)
         if first:
             self._refreshed = True
             self._report_passes(result.gradients.by_passes)
-        if not result.is_finite:
-            self._stop_non_finite(batch)
         return result
 
     def _report_passes(self, positions: tuple[int, ...]) -> None:
@@ -286,7 +304,7 @@ class Trainer:
         tensors = {"x0": batch.x0, "sigmas": batch.sigmas, "slots": batch.slots, "samples": batch.samples}
         with storage_errors(str(path)):
             save_safetensors(path, tensors, {"step": str(self.step)})
-        raise NonFinite(
+        raise NonFiniteGradient(
             f"step {self.step}: a loss or gradient is not finite; the update was not applied. "
             f"Lower optimizer.lr, or look at the batch in {path}"
         )
@@ -320,6 +338,8 @@ class Trainer:
         self.prompt_cache = PromptCache(self.model)
         self.balancer = build_balancer(c)
         self.signal = SignalTracker(len(self.names))
+        self.scale = LossScale(memory.dtype)
+        self.skips = Skips(c.optimizer.non_finite == "skip")
         self._watches = {n: HackingWatch(n, self.names, watch.window) for n, watch in c.watched_rewards.items()}
         self._counts = self._inputs.scorer.counts()
         self.updater = Updater(self.policy, c.optimizer, c.rollout.old_policy_decay, c.trainer.steps)
@@ -336,6 +356,8 @@ class Trainer:
         self.updater.load_optimizer_tensors(checkpoint.optimizer)
         self.balancer.load_state_dict(checkpoint.state["balancer"])
         self.signal.load_state_dict(checkpoint.state["signal"])
+        self.scale.load_state_dict(checkpoint.state.get("scale", {}))
+        self.skips.total = checkpoint.state.get("skipped", 0)
         for name, state in checkpoint.state["watches"].items():
             if name in self._watches:
                 self._watches[name].load_state_dict(state)
@@ -345,6 +367,8 @@ class Trainer:
         state = {
             "balancer": self.balancer.state_dict(),
             "signal": self.signal.state_dict(),
+            "scale": self.scale.state_dict(),
+            "skipped": self.skips.total,
             "watches": {name: watch.state_dict() for name, watch in self._watches.items()},
         }
         checkpoint = Checkpoint(self.step, adapters, self.updater.optimizer_tensors(), state)

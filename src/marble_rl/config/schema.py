@@ -49,7 +49,7 @@ class ModelConfig(Section):
     memory, about a third more time for gradients. The gradients are the same."""
     decoding: Literal["whole", "sliced", "tiled"] | None = None
     """How latents become images: all of a batch at once (`whole`), one at a time (`sliced`), or each in overlapping
-    tiles (`tiled`), whose seams are blended, so that images differ a little. null: `sliced` for videos, else `whole`."""
+    tiles (`tiled`), whose seams are blended: images differ a little. null: `sliced` for videos, else `whole`."""
 
 
 class LoraConfig(Section):
@@ -372,7 +372,7 @@ class OptimizerConfig(Section):
     """Decay of the EMA weights, which are evaluated and exported; warmed up as (1 + s) / (10 + s)."""
     non_finite: Literal["stop", "skip"] = "stop"
     """What to do when a loss or gradient is not finite: `stop` the run, or `skip`: drop the rollout, change nothing,
-    and train on the next one; the run still stops after 10 skips in a row. An overflow of float16 is neither: the same
+    and train on the next one; after 10 in a row the run stops all the same. An overflow of float16 is neither: the same
     gradients are computed again on a smaller scale."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,12 +84,26 @@ def load_model(
             ) from None
     adapter = _adapter(index)
     adapter.check_settings(text_length, guidance)
+    if memory is not None and memory.quantize is not None:
+        check_quantization(memory.quantize, device)
     try:
         return adapter.load(path, device, text_length, guidance, *([] if memory is None else [memory]))
     except InputError:
         raise
     except (OSError, ValueError) as error:
         raise InputError(f"model.path: cannot load {path}: {error}") from error
+
+
+def check_quantization(quantize: str, device: torch.device) -> None:
+    """Whether the package is there that holds weights in fewer bits, and the device that it needs."""
+    package = {"int8": "torchao", "nf4": "bitsandbytes"}[quantize]
+    if importlib.util.find_spec(package) is None:
+        raise InputError(
+            f"model.quantize: {quantize} needs the package {package}, which is not installed; "
+            "pip install 'marble-rl[quant]'"
+        )
+    if quantize == "nf4" and device.type != "cuda":
+        raise InputError(f"model.quantize: nf4 needs a CUDA device, not {device.type}; use int8, or leave it out")
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:
