@@ -128,3 +128,8 @@ class AsSlowAsSampling(After):
             self.seconds = 0.92 * since
         time.sleep(self.seconds)
         return steady(list(batch.images), [])
+
+
+def greedy(images: list[np.ndarray], prompts: list[str]) -> list[float]:
+    """More than any machine has."""
+    return list(np.empty(1 << 60, np.uint8))

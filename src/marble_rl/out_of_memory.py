@@ -47,7 +47,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _message(stage: str, error: str) -> str:
+    helps = HELP.get(stage, HELP["rollout"])
     return (
-        f"out of memory in the stage {stage!r}. What helps: {HELP.get(stage, HELP['rollout'])}. Then go on with --resume; "
+        f"out of memory in the stage {stage!r}. What helps: {helps}. Then go on with --resume; "
         f"`marble config show` estimates what is needed. ({error})"
     )

@@ -29,7 +29,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """How a pipeline is held in memory. As it stands: everything in float32, nothing saved at the cost of time."""
+    """How a pipeline is held in memory."""
 
     dtype: torch.dtype = torch.float32
     """Of the frozen transformer and the text encoders, and of passes through the transformer"""
@@ -37,6 +37,10 @@ class MemorySettings:
     quantize: Literal["int8", "nf4"] | None = None
     gradient_checkpointing: bool = False
     decoding: Literal["whole", "sliced", "tiled"] | None = None
+
+
+PLAIN = MemorySettings()
+"""Everything in float32, nothing saved at the cost of time."""
 
 
 def memory_settings(config: ModelConfig, device: torch.device) -> MemorySettings:

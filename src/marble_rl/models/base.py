@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.errors import InputError
-from marble_rl.precision import MemorySettings, autocast
+from marble_rl.precision import PLAIN, MemorySettings, autocast
 from marble_rl.rewards.base import Media
 from marble_rl.types import Conditioning
 
@@ -49,7 +49,7 @@ class DiffusionModel(ABC):
         device: torch.device,
         text_length: int | None = None,
         guidance: float | None = None,
-        memory: MemorySettings = MemorySettings(),
+        memory: MemorySettings = PLAIN,
     ) -> DiffusionModel:
         """Read a pipeline from a folder or the hub."""
 

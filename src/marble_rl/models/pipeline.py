@@ -16,7 +16,7 @@ from torch import Tensor
 from marble_rl.errors import InputError
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.quantization import quantization
-from marble_rl.precision import MemorySettings
+from marble_rl.precision import PLAIN, MemorySettings
 from marble_rl.storage import save_safetensors
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class PipelineModel(DiffusionModel):
         device: torch.device,
         text_length: int | None = None,
         guidance: float | None = None,
-        memory: MemorySettings = MemorySettings(),
+        memory: MemorySettings = PLAIN,
     ) -> Self:
         dtypes = {"vae": memory.vae_dtype, "default": memory.dtype}
         pipeline = cls.pipeline_class.from_pretrained(path, dtype=dtypes, **quantization(memory))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.pipeline import Geometry, PipelineModel, decoded, per_channel, to_uint8
-from marble_rl.precision import MemorySettings
+from marble_rl.precision import PLAIN, MemorySettings
 from marble_rl.types import Conditioning
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class WanModel(PipelineModel):
         device: torch.device,
         text_length: int | None = None,
         guidance: float | None = None,
-        memory: MemorySettings = MemorySettings(),
+        memory: MemorySettings = PLAIN,
     ) -> Self:
         index = WanPipeline.load_config(path)
         if index.get("boundary_ratio") is not None or index.get("expand_timesteps"):
