@@ -149,3 +149,8 @@ class FailsElsewhere(After):
 
     def __init__(self, calls: int) -> None:
         super().__init__("raise" if os.environ.get("RANK") == "1" else "nothing", calls)
+
+
+def greedy(images: list[np.ndarray], prompts: list[str]) -> list[float]:
+    """More than any machine has."""
+    return list(np.empty(1 << 60, np.uint8))

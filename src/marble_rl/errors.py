@@ -35,6 +35,14 @@ class NonFinite(RunStopped):
     """A latent, loss or gradient was not finite. Nothing was updated from it."""
 
 
+class NonFiniteGradient(NonFinite):
+    """Found before any coefficient or weight was changed by it: the update can be left out."""
+
+
+class OutOfMemory(RunStopped):
+    """The device or the machine has no memory left. The message names the settings that help in that stage."""
+
+
 class StorageFailed(RunStopped):
     """The disk refused a write. The last complete checkpoint is intact."""
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from marble_rl.checkpoint import Checkpoint, DamagedCheckpoint, checkpoint_steps, load_checkpoint, load_newest
 from marble_rl.config import RunConfig
+from marble_rl.config.schema import ModelConfig
 from marble_rl.errors import InputError
 from marble_rl.models import check_model_path, load_model, pick_device
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy, Role
 from marble_rl.models.lora_files import LORA_FILE, check_layers, locate
+from marble_rl.precision import memory_settings
 from marble_rl.rollout.rollout import sample
 from marble_rl.rollout.solvers import Solver
 from marble_rl.runfolder import RunFolder
@@ -52,18 +54,24 @@ def open_target(target: str, *, model_path: str | None = None, step: int | None 
         if base is None:
             raise InputError(f"{target}: the LoRA does not say which model it belongs to; give --model")
         check_model_path(base, "--model")
-        model = load_model(base, pick_device(device), card.get("text_length"), card.get("guidance"))
+        settings = ModelConfig(path=base, text_length=card.get("text_length"), guidance=card.get("guidance"))
+        model = _load(settings, device)
         check_layers(file, dict(model.transformer.named_parameters()), "target")
         model.read_lora(file)
         return Opened(model, None, None, None)
     check_model_path(target, "target")
-    return Opened(load_model(target, pick_device(device)), None, None, None)
+    return Opened(_load(ModelConfig(path=target), device), None, None, None)
+
+
+def _load(config: ModelConfig, device: str) -> DiffusionModel:
+    chosen = pick_device(device)
+    return load_model(config.path, chosen, config.text_length, config.guidance, memory_settings(config, chosen))
 
 
 def _open_run(folder: RunFolder, step: int | None, device: str) -> Opened:
     config = folder.load_config()
     checkpoint = read_checkpoint(folder, step)
-    model = load_model(config.model.path, pick_device(device), config.model.text_length, config.model.guidance)
+    model = _load(config.model, device)
     lora = config.lora.model_copy(update={"init": None})  # the checkpoint has it all
     policy = LoraPolicy(model.transformer, lora, model.lora_targets, config.trainer.seed)
     for adapter in ADAPTERS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marble_rl.config import RunConfig, require_name
-from marble_rl.models import check_model_path, check_model_settings, known_media
+from marble_rl.models import check_model_path, check_model_settings, check_quantization, known_media, pick_device
 from marble_rl.models.lora_files import check_initial_lora
 from marble_rl.prompts import PromptSet, load_prompts
 from marble_rl.rewards.registry import build_rewards
@@ -26,6 +26,8 @@ def check_inputs(config: RunConfig) -> RunInputs:
     check_model_path(config.model.path)
     check_model_settings(config.model.path, config.model.text_length, config.model.guidance, config.rollout.frames)
     check_initial_lora(config.lora)
+    if config.model.quantize is not None:
+        check_quantization(config.model.quantize, pick_device(config.model.device))
     rewards = build_rewards(config.rewards)
     train = load_prompts(config.prompts.train, "prompts.train")
     heldout = train

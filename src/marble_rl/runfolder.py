@@ -42,8 +42,19 @@ FREE_KEYS = (
     "rewards.*.params.backoff",
 )
 
-CHANGEABLE_KEYS = ("rewards.*.clip*", "rewards.*.schedule*", "rewards.*.batch_size", "rewards.*.precision")
-"""Keys of what a run is about that may change while it goes on, such as a reward that is to be exploited no longer."""
+CHANGEABLE_KEYS = (
+    "rewards.*.clip*",
+    "rewards.*.schedule*",
+    "rewards.*.batch_size",
+    "rewards.*.precision",
+    "model.dtype",
+    "model.vae_dtype",
+    "model.quantize",
+    "model.gradient_checkpointing",
+    "model.decoding",
+)
+"""Keys of what a run is about that may change while it goes on, such as a reward that is to be exploited no longer, or
+what helps a run that ran out of memory."""
 
 
 class RunFolder:

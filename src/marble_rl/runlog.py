@@ -61,6 +61,7 @@ class Display:
         self._began = time.perf_counter()
         self._began_at = done
         self._stage_seconds: Metrics = {}
+        self.current_stage = "loading"
         self._progress = Progress(
             TextColumn("[bold]{task.description:<10}"),
             BarColumn(),
@@ -86,6 +87,7 @@ class Display:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Show and time one stage of the step."""
+        self.current_stage = name
         self._progress.update(self._task, description=name)
         start = time.perf_counter()
         try:

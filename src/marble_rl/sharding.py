@@ -19,6 +19,7 @@ from marble_rl.distributed import World
 from marble_rl.errors import InputError
 from marble_rl.models import load_model
 from marble_rl.models.base import DiffusionModel
+from marble_rl.precision import memory_settings
 
 
 def check_sharding(config: RunConfig, world: World) -> None:
@@ -48,11 +49,11 @@ def check_sharding(config: RunConfig, world: World) -> None:
 
 def load_base(config: RunConfig, device: torch.device, world: World) -> DiffusionModel:
     """The model to train, on this process's device, whole or as its share."""
-    c = config.model
+    c, memory = config.model, memory_settings(config.model, device)
     world.lockstep = config.trainer.shard_base
     if not world.lockstep:
-        return load_model(c.path, device, c.text_length, c.guidance)
-    model = load_model(c.path, torch.device("cpu"), c.text_length, c.guidance)
+        return load_model(c.path, device, c.text_length, c.guidance, memory)
+    model = load_model(c.path, torch.device("cpu"), c.text_length, c.guidance, memory)
     shard_base(model, device)
     return model
 

@@ -6,6 +6,7 @@ prompts -> rollout -> rewards -> advantages -> gradients -> coefficients -> upda
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +19,7 @@ from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, w
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
 from marble_rl.distributed import World, check_same_rewards, check_same_weights, check_world, join
-from marble_rl.errors import InputError, LostProcess, NonFinite, RewardExploited, RunStopped, StorageFailed
+from marble_rl.errors import InputError, LostProcess, NonFiniteGradient, RewardExploited, RunStopped, StorageFailed
 from marble_rl.evaluate import evaluate
 from marble_rl.experience import Experience, ExperienceSource, draw_grid
 from marble_rl.gradients.accumulate import FusedMismatch, Method
@@ -37,6 +38,8 @@ from marble_rl.metrics import (
 )
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, EMA, LoraPolicy
+from marble_rl.out_of_memory import memory_errors
+from marble_rl.precision import LossScale, Skips, memory_settings
 from marble_rl.rewards.calls import Counts
 from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display, MetricsFile
@@ -71,6 +74,8 @@ class Trainer:
     balancer: Balancer
     updater: Updater
     signal: SignalTracker
+    scale: LossScale
+    skips: Skips
     _display: Display
     _metrics_file: MetricsFile | None
     """Of the first process alone."""
@@ -114,14 +119,14 @@ class Trainer:
         metrics: Metrics = {}
         interrupts = Interrupts(self._say, agree=self.world.largest)
         with self.folder.opened(self.config, self.world), interrupts:
-            with self.world.agreed():
+            with self.world.agreed(), memory_errors(lambda: "loading"):
                 self._load()
             if interrupts.pending():
                 interrupts.stop("stopped before the first step; continue with --resume")
             with self._display:
                 while self.step < steps:
                     try:
-                        with self.world.agreed():
+                        with self.world.agreed(), memory_errors(lambda: self._display.current_stage):
                             metrics = self._take_step()
                         finished, stopping = self.step == steps, interrupts.pending()
                         if finished or stopping or self.step % self.config.trainer.save_every == 0:
@@ -140,15 +145,21 @@ class Trainer:
         step, c = self.step, self.config
         index, update = divmod(step, c.rollout.updates)
         if self._experience is None:
-            self._experience = self._source.gather(index, step, self._display)
+            self._experience = self._source.gather(index + self.skips.total, step, self._display)
             self._draw_images(self._experience.rollout)
         experience, rollout = self._experience, self._experience.rollout
 
         batch = training_batch(rollout, update, c.loss, seed=c.trainer.seed, step=step)
-        if self.balancer.wants_reward_gradients(step):
-            gradient, loss, figures = self._harmonised(batch, experience.scored, rollout.table_rows(update))
-        else:
-            gradient, loss, figures = self._combined(batch, experience.scored, rollout.table_rows(update))
+        try:
+            if self.balancer.wants_reward_gradients(step):
+                gradient, loss, figures = self._harmonised(batch, experience.scored, rollout.table_rows(update))
+            else:
+                gradient, loss, figures = self._combined(batch, experience.scored, rollout.table_rows(update))
+        except NonFiniteGradient as bad:
+            self.skips.skip(bad)
+            self._say(f"skipped: {bad}")
+            self._experience = None
+            return self._take_step()
 
         rows = rollout.table_rows(update, everyone=True)
 
@@ -157,10 +168,14 @@ class Trainer:
             **clip_metrics(experience.table.rows(rows), experience.scored.table.rows(rows)),
             **figures,
             "guard/clamped": float(experience.clamped[rows].sum()),
+            **self.scale.figures,
+            **self.skips.figures,
         }
         with self._display.stage("update"):
             metrics["update/norm"] = self.updater.apply(gradient, loss, step)
             self.step += 1
+            self.scale.update_done()
+            self.skips.update_done()
             if update + 1 == c.rollout.updates:
                 self.updater.follow(self.step)
                 self._experience = None
@@ -215,7 +230,8 @@ class Trainer:
         first = per_column and not self._refreshed
         with self._display.stage("gradients"):
             try:
-                result = policy_gradients(
+                compute = partial(
+                    policy_gradients,
                     self.model,
                     self.policy,
                     batch,
@@ -228,16 +244,17 @@ class Trainer:
                     on_rows=on_rows,
                     world=self.world,
                 )
+                result = self.scale.applied(compute)
             except FusedMismatch as mismatch:
                 raise InputError(
                     f"balance.gradients: fused gives a wrong gradient of {self.policy.names[mismatch.position]}, "
                     "because samples are not the layer's leading dimension. Set balance.gradients: passes"
                 ) from None
+        if not result.is_finite:
+            self._stop_non_finite(batch)
         if first:
             self._refreshed = True
             self._report_passes(result.gradients.by_passes)
-        if not result.is_finite:
-            self._stop_non_finite(batch)
         return result
 
     def _report_passes(self, positions: tuple[int, ...]) -> None:
@@ -253,7 +270,7 @@ class Trainer:
         tensors = {"x0": batch.x0, "sigmas": batch.sigmas, "slots": batch.slots, "samples": batch.samples}
         with storage_errors(str(path)):
             save_safetensors(path, tensors, {"step": str(self.step)})
-        raise NonFinite(
+        raise NonFiniteGradient(
             f"step {self.step}: a loss or gradient is not finite; the update was not applied. "
             f"Lower optimizer.lr, or look at the batch in {path}"
         )
@@ -292,6 +309,8 @@ class Trainer:
         self.prompt_cache = PromptCache(self.model)
         self.balancer = build_balancer(c)
         self.signal = SignalTracker(len(self.names))
+        self.scale = LossScale(memory_settings(c.model, self._device).dtype)
+        self.skips = Skips(c.optimizer.non_finite == "skip")
         self._watches = {n: HackingWatch(n, self.names, watch.window) for n, watch in c.watched_rewards.items()}
         self._counts = self._inputs.scorer.counts()
         self.updater = Updater(self.policy, c.optimizer, c.rollout.old_policy_decay, c.trainer.steps)
@@ -310,6 +329,8 @@ class Trainer:
         self.updater.load_optimizer_tensors(checkpoint.optimizer)
         self.balancer.load_state_dict(checkpoint.state["balancer"])
         self.signal.load_state_dict(checkpoint.state["signal"])
+        self.scale.load_state_dict(checkpoint.state.get("scale", {}))
+        self.skips.total = checkpoint.state.get("skipped", 0)
         for name, state in checkpoint.state.get("watches", {}).items():
             if name in self._watches:
                 self._watches[name].load_state_dict(state)
@@ -319,6 +340,8 @@ class Trainer:
         state = {
             "balancer": self.balancer.state_dict(),
             "signal": self.signal.state_dict(),
+            "scale": self.scale.state_dict(),
+            "skipped": self.skips.total,
             "watches": {name: watch.state_dict() for name, watch in self._watches.items()},
         }
         return Checkpoint(self.step, adapters, self.updater.optimizer_tensors(), state)

@@ -58,6 +58,10 @@ class Conditioning:
     def to(self: ConditioningT, device: torch.device) -> ConditioningT:
         return self._map(lambda x: x.to(device))
 
+    def trimmed(self: ConditioningT) -> ConditioningT:
+        """Without what no row of it needs, such as padding; for one forward pass."""
+        return self
+
     @property
     def bytes(self) -> int:
         """In memory."""

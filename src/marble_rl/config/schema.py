@@ -36,6 +36,20 @@ class ModelConfig(Section):
     one (FLUX.1-dev); null takes 3.5. Other families refuse it."""
     device: str = "auto"
     """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda`, `cuda:1`, ..."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Numbers that the frozen transformer and text encoders are held in, and passes through them computed with; `auto`
+    is bfloat16 on CUDA, float32 on the CPU. Adapters, latents and losses are float32 whatever it is."""
+    vae_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """The same for the autoencoder. Many overflow in float16."""
+    quantize: Literal["int8", "nf4"] | None = None
+    """Hold the transformer's weights in 8 bits (torchao) or 4 (bitsandbytes, CUDA only) and compute in `dtype`; needs
+    the extra `quant`. null holds them in `dtype`."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of the transformer's blocks for the backward pass and compute the rest again: much less
+    memory, about a third more time for gradients. The gradients are the same."""
+    decoding: Literal["whole", "sliced", "tiled"] | None = None
+    """How latents become images: all of a batch at once (`whole`), one at a time (`sliced`), or each in overlapping
+    tiles (`tiled`), whose seams are blended: images differ a little. null: `sliced` for videos, else `whole`."""
 
 
 class LoraConfig(Section):
@@ -360,6 +374,10 @@ class OptimizerConfig(Section):
     """Upper bound of the update gradient's norm."""
     ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     """Decay of the EMA weights, which are evaluated and exported; warmed up as (1 + s) / (10 + s)."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """What to do when a loss or gradient is not finite: `stop` the run, or `skip`: drop the rollout, change nothing,
+    and train on the next one; after 10 in a row the run stops all the same. An overflow of float16 is neither: the same
+    gradients are computed again on a smaller scale."""
 
 
 class TrainerConfig(Section):

@@ -19,6 +19,7 @@ from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGr
 from marble_rl.losses.nft import nft_loss, reference_divergence
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
+from marble_rl.precision import unscaled
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Conditioning, Rollout
 
@@ -118,10 +119,13 @@ class PolicyGradients:
     """[J] float64: mean A_j * slope, what each column adds to the loss"""
 
     @property
+    def losses_are_finite(self) -> bool:
+        return math.isfinite(self.base) and math.isfinite(self.kl) and bool(torch.isfinite(self.slopes).all())
+
+    @property
     def is_finite(self) -> bool:
-        parts = [self.gradients.gram.flatten(), self.gradients.shared.to(torch.float64).norm()[None], self.slopes]
-        losses = math.isfinite(self.base) and math.isfinite(self.kl)
-        return losses and all(bool(torch.isfinite(part).all()) for part in parts)
+        parts = [self.gradients.gram.flatten(), self.gradients.shared.to(torch.float64).norm()[None]]
+        return self.losses_are_finite and all(bool(torch.isfinite(part).all()) for part in parts)
 
 
 def policy_gradients(
@@ -135,6 +139,7 @@ def policy_gradients(
     micro_batch: int,
     method: Method = "fused",
     verify: bool = False,
+    scale: float = 1.0,
     on_rows: Callable[[int], None] = lambda rows: None,
     world: World | None = None,
 ) -> PolicyGradients:
@@ -146,6 +151,9 @@ def policy_gradients(
     Left out where it cannot change the result: the old policy's forward pass while it is the trained one (then
     grad base = 0), and the reference's where KL has no weight. With ``regularize_every`` = m, KL, and where it costs
     a backward pass of its own also base, are taken on one in m pieces, m-fold: the same on average.
+
+    ``scale`` multiplies gradients on their way through the network, for float16 (precision.py); those returned are
+    without it.
     """
     assert per_column or columns.shape[1] == 1, "a single backward pass takes a single advantage"
     world = world or World()
@@ -175,6 +183,8 @@ def policy_gradients(
             with policy.acting_as(OLD):
                 v_old = model.velocity(x_t, sigma, conditioning)
         v_theta = model.velocity(x_t, sigma, conditioning)
+        if scale != 1.0:
+            v_theta.register_hook(lambda gradient: gradient * scale)
         if v_old is None:
             v_old = v_theta.detach()
 
@@ -193,7 +203,8 @@ def policy_gradients(
         on_rows(len(rows))
     totals = accumulator.sum_over(world, totals)
     means = totals / batch.total_rows
-    return PolicyGradients(accumulator.finish(), base=float(means[0]), kl=float(means[1]), slopes=means[2:])
+    gradients = unscaled(accumulator.finish(), scale)
+    return PolicyGradients(gradients, base=float(means[0]), kl=float(means[1]), slopes=means[2:])
 
 
 def _sum(loss: Tensor | None, kl: Tensor | None, kl_weight: float) -> Tensor | None:

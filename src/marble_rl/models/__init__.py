@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from marble_rl.models.base import DiffusionModel
+    from marble_rl.precision import MemorySettings
     from marble_rl.rewards.base import Media
 
 FAMILIES = {
@@ -57,9 +58,13 @@ def known_media(path: str) -> Media | None:
 
 
 def load_model(
-    path: str, device: torch.device, text_length: int | None = None, guidance: float | None = None
+    path: str,
+    device: torch.device,
+    text_length: int | None = None,
+    guidance: float | None = None,
+    memory: MemorySettings | None = None,
 ) -> DiffusionModel:
-    """Load a pipeline from a folder or a hub id, or the embedded one."""
+    """Load a pipeline from a folder or a hub id, or the embedded one; in float32 unless told otherwise."""
     check_model_path(path)
     path = embedded(path, PIPELINE)
     index = Path(path) / "model_index.json"
@@ -67,8 +72,22 @@ def load_model(
         index = hub.download("model.path", path, "model_index.json")
     adapter = _adapter(index)
     adapter.check_settings(text_length, guidance)
+    if memory is not None and memory.quantize is not None:
+        check_quantization(memory.quantize, device)
     with hub.explained("model.path", path, "a pipeline in diffusers' format"):
-        return adapter.load(path, device, text_length, guidance)
+        return adapter.load(path, device, text_length, guidance, *([] if memory is None else [memory]))
+
+
+def check_quantization(quantize: str, device: torch.device) -> None:
+    """Whether the package is there that holds weights in fewer bits, and the device that it needs."""
+    package = {"int8": "torchao", "nf4": "bitsandbytes"}[quantize]
+    if importlib.util.find_spec(package) is None:
+        raise InputError(
+            f"model.quantize: {quantize} needs the package {package}, which is not installed; "
+            "pip install 'marble-rl[quant]'"
+        )
+    if quantize == "nf4" and device.type != "cuda":
+        raise InputError(f"model.quantize: nf4 needs a CUDA device, not {device.type}; use int8, or leave it out")
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.errors import InputError
+from marble_rl.precision import PLAIN, MemorySettings, autocast
 from marble_rl.rewards.base import Media
 from marble_rl.types import Conditioning
 
@@ -37,11 +38,18 @@ class DiffusionModel(ABC):
     transformer: Any
     """The diffusers model (an nn.Module) that is adapted."""
     device: torch.device
+    dtype: torch.dtype = torch.float32
+    """Of the frozen transformer, and of the passes through it."""
 
     @classmethod
     @abstractmethod
     def load(
-        cls, path: str, device: torch.device, text_length: int | None = None, guidance: float | None = None
+        cls,
+        path: str,
+        device: torch.device,
+        text_length: int | None = None,
+        guidance: float | None = None,
+        memory: MemorySettings = PLAIN,
     ) -> DiffusionModel:
         """Read a pipeline from a folder or the hub."""
 
@@ -69,6 +77,10 @@ class DiffusionModel(ABC):
     def encode(self, texts: Sequence[str]) -> Conditioning:
         """Text encoders' output for B prompts."""
 
+    @abstractmethod
+    def blank_conditioning(self, rows: int) -> Conditioning:
+        """Zeros in the shapes of ``encode``, for estimates of memory."""
+
     @property
     @abstractmethod
     def text_encoders(self) -> list[torch.nn.Module]:
@@ -94,9 +106,15 @@ class DiffusionModel(ABC):
     def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
         """[T + 1] float32 noise levels of the model's own schedule, descending, the last one 0."""
 
-    @abstractmethod
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """v_theta(x [B, ...], sigma [B], prompts) = noise - data, of whichever adapter is active."""
+        """v_theta(x [B, ...], sigma [B], prompts) = noise - data, of whichever adapter is active; float32."""
+        with autocast(self.device, self.dtype):
+            prediction = self.predict(x, sigma, conditioning.trimmed())
+        return prediction.float()
+
+    @abstractmethod
+    def predict(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """The transformer's velocity, in whatever numbers it comes."""
 
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.packing import PATCH, pack, unpack
-from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, to_uint8
+from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, decoded, to_uint8
 from marble_rl.types import Conditioning
 
 GUIDANCE = 3.5
@@ -61,6 +61,13 @@ class FluxModel(PipelineModel):
         )
         return FluxConditioning(embeds, pooled)
 
+    def blank_conditioning(self, rows: int) -> FluxConditioning:
+        config = self.transformer.config
+        return FluxConditioning(
+            torch.zeros(rows, self._text_length, config.joint_attention_dim),
+            torch.zeros(rows, config.pooled_projection_dim),
+        )
+
     @property
     def geometry(self) -> Geometry:
         scale = self.pipeline.vae_scale_factor
@@ -70,7 +77,7 @@ class FluxModel(PipelineModel):
     def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
         return self.scheduler_sigmas(sigmas=np.linspace(1.0, 1 / steps, steps), **self.dynamic_shift(latent_shape))
 
-    def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+    def predict(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, FluxConditioning)
         height, width = x.shape[-2:]
         prediction = self.transformer(
@@ -88,8 +95,7 @@ class FluxModel(PipelineModel):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae
-        pixels = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
-        return to_uint8(pixels)
+        return to_uint8(decoded(vae, latents / vae.config.scaling_factor + vae.config.shift_factor))
 
     @property
     def plain_guidance(self) -> dict[str, float]:

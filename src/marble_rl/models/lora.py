@@ -58,6 +58,8 @@ class LoraPolicy:
             self.load_tensors(TRAINED, initial_tensors(initial, self.tensors(TRAINED)))
         for name in (OLD, EMA):
             self.blend(name, TRAINED, 0.0)
+        for layer in self._layers:
+            layer.cast_input_dtype_enabled = False  # to float32 and, by autocast, back: a copy for nothing
         self._select(TRAINED)
         fuse(transformer)
 
@@ -150,8 +152,8 @@ def _adapter_parameters(transformer: nn.Module, adapter: str) -> dict[str, nn.Pa
 
 
 def _flattened(parameters: list[nn.Parameter]) -> Tensor:
-    """One tensor [P] that the parameters become views of."""
-    flat = torch.cat([p.detach().flatten() for p in parameters])
+    """One tensor [P] that the parameters become views of; float32, though peft takes over the base's numbers."""
+    flat = torch.cat([p.detach().flatten().float() for p in parameters])
     for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.data = part.view_as(p)
     return flat

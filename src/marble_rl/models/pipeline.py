@@ -15,6 +15,8 @@ from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.base import DiffusionModel
+from marble_rl.models.quantization import quantization
+from marble_rl.precision import PLAIN, MemorySettings
 from marble_rl.storage import save_safetensors
 
 if TYPE_CHECKING:
@@ -69,9 +71,9 @@ class PipelineModel(DiffusionModel):
         self.device = device
         self.guidance = guidance
         # diffusers pads prompts to its own length, also for a tokenizer that was built for fewer.
-        self._text_length = text_length or min(
-            self.default_text, getattr(self.pipeline, self.text_tokenizer).model_max_length
-        )
+        tokenizer = getattr(self.pipeline, self.text_tokenizer)
+        most = self.default_text if tokenizer is None else tokenizer.model_max_length
+        self._text_length = text_length or min(self.default_text, most)
         self.transformer = self.pipeline.transformer
         for part in (self.transformer, self.pipeline.vae, *self.text_encoders):
             part.requires_grad_(False).eval()
@@ -82,9 +84,29 @@ class PipelineModel(DiffusionModel):
 
     @classmethod
     def load(
-        cls, path: str, device: torch.device, text_length: int | None = None, guidance: float | None = None
+        cls,
+        path: str,
+        device: torch.device,
+        text_length: int | None = None,
+        guidance: float | None = None,
+        memory: MemorySettings = PLAIN,
     ) -> Self:
-        return cls(cls.pipeline_class.from_pretrained(path, dtype=torch.float32), device, text_length, guidance)
+        dtypes = {"vae": memory.vae_dtype, "default": memory.dtype}
+        pipeline = cls.pipeline_class.from_pretrained(path, dtype=dtypes, **quantization(memory))
+        model = cls(pipeline, device, text_length, guidance)
+        model.save_memory(memory)
+        return model
+
+    def save_memory(self, memory: MemorySettings) -> None:
+        """What can be set once the weights are loaded."""
+        self.dtype = memory.dtype
+        if memory.gradient_checkpointing:
+            self.transformer.enable_gradient_checkpointing()
+        if memory.decoding is not None:
+            vae = self.pipeline.vae
+            getattr(vae, "disable_slicing" if memory.decoding == "whole" else "enable_slicing")()
+            if memory.decoding == "tiled":
+                vae.enable_tiling()
 
     def work_on(self, device: torch.device) -> None:
         self.device = device
@@ -155,6 +177,12 @@ class PipelineModel(DiffusionModel):
     def plain_guidance(self) -> dict[str, float]:
         """The argument of diffusers' pipeline that leaves classifier-free guidance off."""
         return {"guidance_scale": 1.0}
+
+
+def decoded(vae: Any, latents: Tensor) -> Tensor:
+    """Pixels of latents that are in the autoencoder's own scale: float32, whatever it computes with."""
+    pixels: Tensor = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+    return pixels.float()
 
 
 def to_uint8(pixels: Tensor) -> Tensor:

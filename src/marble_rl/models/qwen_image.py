@@ -11,7 +11,7 @@ from diffusers import QwenImagePipeline
 from torch import Tensor, nn
 
 from marble_rl.models.packing import PATCH, pack, unpack
-from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, per_channel, to_uint8
+from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, decoded, per_channel, to_uint8
 from marble_rl.types import Conditioning
 
 
@@ -19,8 +19,15 @@ from marble_rl.types import Conditioning
 class QwenImageConditioning(Conditioning):
     prompt_embeds: Tensor
     """[B, L, D], zero after a prompt's last token"""
-    mask: Tensor
-    """[B, L] bool: where there is a token"""
+    mask: Tensor | None
+    """[B, L] bool: where there is a token; None, only in a forward pass: everywhere"""
+
+    def trimmed(self) -> QwenImageConditioning:
+        """A group of one prompt needs no padding and so no mask, which is the transformer's faster way."""
+        if self.mask is None:
+            return self
+        mask = self.mask[:, : int(self.mask.sum(1).max())]
+        return QwenImageConditioning(self.prompt_embeds[:, : mask.shape[1]], None if mask.all() else mask)
 
 
 class QwenImageModel(PipelineModel):
@@ -41,6 +48,11 @@ class QwenImageModel(PipelineModel):
         padded = nn.functional.pad(embeds, (0, 0, 0, missing))
         return QwenImageConditioning(padded, nn.functional.pad(mask.bool(), (0, missing)))
 
+    def blank_conditioning(self, rows: int) -> QwenImageConditioning:
+        return QwenImageConditioning(
+            torch.zeros(rows, self._text_length, self.transformer.config.joint_attention_dim), None
+        )
+
     @property
     def geometry(self) -> Geometry:
         scale = self.pipeline.vae_scale_factor
@@ -50,17 +62,14 @@ class QwenImageModel(PipelineModel):
     def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
         return self.scheduler_sigmas(sigmas=np.linspace(1.0, 1 / steps, steps), **self.dynamic_shift(latent_shape))
 
-    def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+    def predict(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, QwenImageConditioning)
         height, width = x.shape[-2:]
-        # Padding that no prompt of the batch needs is cut off. A group of one prompt needs none and so no mask, which
-        # is the transformer's faster way.
-        mask = conditioning.mask[:, : int(conditioning.mask.sum(1).max())]
         prediction = self.transformer(
             hidden_states=pack(x),
             timestep=sigma,  # Qwen-Image multiplies by 1000 itself
-            encoder_hidden_states=conditioning.prompt_embeds[:, : mask.shape[1]],
-            encoder_hidden_states_mask=None if mask.all() else mask,
+            encoder_hidden_states=conditioning.prompt_embeds,
+            encoder_hidden_states_mask=conditioning.mask,
             img_shapes=[[(1, height // PATCH, width // PATCH)]] * len(x),
             return_dict=False,
         )[0]
@@ -70,7 +79,7 @@ class QwenImageModel(PipelineModel):
     def decode(self, latents: Tensor) -> Tensor:
         """The autoencoder is one of videos: an image is its first and only frame."""
         vae = self.pipeline.vae
-        return to_uint8(vae.decode(per_channel(latents[:, :, None], vae), return_dict=False)[0][:, :, 0])
+        return to_uint8(decoded(vae, per_channel(latents[:, :, None], vae))[:, :, 0])
 
     @property
     def plain_guidance(self) -> dict[str, float]:

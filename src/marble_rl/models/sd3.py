@@ -9,7 +9,7 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
-from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, to_uint8
+from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, decoded, to_uint8
 from marble_rl.types import Conditioning
 
 
@@ -42,6 +42,13 @@ class SD3Model(PipelineModel):
         )
         return SD3Conditioning(embeds, pooled)
 
+    def blank_conditioning(self, rows: int) -> SD3Conditioning:
+        """The tokens of CLIP come before those of T5."""
+        config, tokens = self.transformer.config, self.pipeline.tokenizer_max_length + self._text_length
+        return SD3Conditioning(
+            torch.zeros(rows, tokens, config.joint_attention_dim), torch.zeros(rows, config.pooled_projection_dim)
+        )
+
     @property
     def geometry(self) -> Geometry:
         config, scale = self.transformer.config, self.pipeline.vae_scale_factor
@@ -51,7 +58,7 @@ class SD3Model(PipelineModel):
     def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
         return self.scheduler_sigmas(num_inference_steps=steps, **self.dynamic_shift(latent_shape))
 
-    def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+    def predict(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, SD3Conditioning)
         # Never rounded to an integer, in sampling or in training: both see the same timestep.
         timestep = sigma * self.pipeline.scheduler.config.num_train_timesteps
@@ -67,5 +74,4 @@ class SD3Model(PipelineModel):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae
-        pixels = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
-        return to_uint8(pixels)
+        return to_uint8(decoded(vae, latents / vae.config.scaling_factor + vae.config.shift_factor))

@@ -15,7 +15,8 @@ from diffusers import WanPipeline
 from torch import Tensor
 
 from marble_rl.errors import InputError
-from marble_rl.models.pipeline import Geometry, PipelineModel, per_channel, to_uint8
+from marble_rl.models.pipeline import Geometry, PipelineModel, decoded, per_channel, to_uint8
+from marble_rl.precision import PLAIN, MemorySettings
 from marble_rl.types import Conditioning
 
 if TYPE_CHECKING:
@@ -46,12 +47,17 @@ class WanModel(PipelineModel):
 
     @classmethod
     def load(
-        cls, path: str, device: torch.device, text_length: int | None = None, guidance: float | None = None
+        cls,
+        path: str,
+        device: torch.device,
+        text_length: int | None = None,
+        guidance: float | None = None,
+        memory: MemorySettings = PLAIN,
     ) -> Self:
         index = WanPipeline.load_config(path)
         if index.get("boundary_ratio") is not None or index.get("expand_timesteps"):
             raise ValueError("it is a Wan 2.2, whose two transformers or timesteps per token are not supported")
-        return super().load(path, device, text_length, guidance)
+        return super().load(path, device, text_length, guidance, memory)
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> WanConditioning:
@@ -62,6 +68,9 @@ class WanModel(PipelineModel):
             max_sequence_length=self._text_length,
         )
         return WanConditioning(embeds)
+
+    def blank_conditioning(self, rows: int) -> WanConditioning:
+        return WanConditioning(torch.zeros(rows, self._text_length, self.transformer.config.text_dim))
 
     @property
     def geometry(self) -> Geometry:
@@ -82,7 +91,7 @@ class WanModel(PipelineModel):
     def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
         return self.scheduler_sigmas(num_inference_steps=steps)
 
-    def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+    def predict(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, WanConditioning)
         prediction: Tensor = self.transformer(
             hidden_states=x,
@@ -95,4 +104,4 @@ class WanModel(PipelineModel):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae
-        return to_uint8(vae.decode(per_channel(latents, vae), return_dict=False)[0])
+        return to_uint8(decoded(vae, per_channel(latents, vae)))

@@ -1,0 +1,29 @@
+"""The frozen transformer in 8 or 4 bits. Its adapters stay float32, products are computed in ``model.dtype``.
+
+Both go through diffusers. int8: torchao, weights alone, a scale for every output channel. nf4: bitsandbytes, 4-bit
+normal floats in blocks of 64; CUDA only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marble_rl.precision import MemorySettings
+
+
+def quantization(memory: MemorySettings) -> dict[str, Any]:
+    """Arguments of diffusers' ``from_pretrained``."""
+    if memory.quantize is None:
+        return {}
+    from diffusers import PipelineQuantizationConfig
+
+    if memory.quantize == "int8":
+        from diffusers import TorchAoConfig
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        config = TorchAoConfig(Int8WeightOnlyConfig())
+    else:  # not run by the tests: it needs a GPU
+        from diffusers import BitsAndBytesConfig
+
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=memory.dtype)
+    return {"quantization_config": PipelineQuantizationConfig(quant_mapping={"transformer": config})}

@@ -1,0 +1,320 @@
+"""What a run computes with, what it saves memory by, and what it does when numbers or memory give out."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import families
+from marble_rl.config import load_config
+from marble_rl.config.schema import LossConfig, ModelConfig, PromptSourceConfig, RolloutConfig
+from marble_rl.errors import InputError, OutOfMemory, RewardFailed
+from marble_rl.gradients.policy import PolicyGradients, policy_gradients, training_batch
+from marble_rl.inputs import check_inputs
+from marble_rl.models import check_quantization, load_model
+from marble_rl.models.base import PromptCache
+from marble_rl.models.lora import ADAPTERS, LoraPolicy
+from marble_rl.models.sd3 import SD3Model
+from marble_rl.models.tiny import BUILDERS
+from marble_rl.out_of_memory import memory_errors
+from marble_rl.precision import LossScale, MemorySettings, memory_settings
+from marble_rl.prompts import load_prompts
+from marble_rl.rollout.rollout import roll_out
+from marble_rl.trainer import Trainer
+from marble_rl.types import Rollout
+from runs import lora_bytes, marble, metrics, train, write_config
+
+CPU = torch.device("cpu")
+HALF = 2.0**-8
+"""Relative rounding of bfloat16; that of float16 is smaller."""
+
+
+# Numbers
+
+
+def trained_on(folder: Path, memory: MemorySettings, scale: float = 1.0) -> tuple[Any, Rollout, LoraPolicy, Any]:
+    """A model with three different adapters, a rollout of it, and the function that gives its gradients."""
+    model: Any = load_model(str(folder), CPU, 16, memory=memory)
+    policy = families.adapted(model)
+    prompts = load_prompts([PromptSourceConfig(name="a", texts=[*families.PROMPTS, "a kite", "an ox"])], "prompts")
+    frames = {"frames": 5} if model.makes_videos else {}
+    config = RolloutConfig(groups=4, group_size=2, steps=3, height=16, width=32, **frames)
+    rollout = roll_out(model, policy, PromptCache(model), prompts.draw(0, 0, 4), config, seed=0, index=0)
+    batch = training_batch(rollout, 0, LossConfig(timesteps_per_sample=1), seed=5, step=9)
+    columns = torch.randn(8, 3, generator=torch.Generator().manual_seed(3))
+
+    def gradients(method: Any = "fused", x0: Tensor | None = None) -> PolicyGradients:
+        given = batch if x0 is None else dataclasses.replace(batch, x0=x0)
+        settings = {"per_column": True, "micro_batch": 3, "method": method, "verify": method == "fused"}
+        return policy_gradients(model, policy, given, columns, LossConfig(kl_weight=0.1), **settings, scale=scale)
+
+    return model, rollout, policy, gradients
+
+
+def off(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("family", list(BUILDERS))
+def test_half_precision_is_float32_but_for_its_rounding(family: str, tmp_path: Path) -> None:
+    BUILDERS[family](tmp_path)
+    _, plain, _, exact = trained_on(tmp_path, MemorySettings())
+    # diffusers rounds 1000 sigma for FLUX to bfloat16, by up to 2: plain samples in bfloat16 have that, too.
+    bound = (64 if family == "flux" else 16) * HALF
+    dtypes = [torch.bfloat16, torch.float16] if family == "sd3" else [torch.bfloat16]
+    for dtype in dtypes:
+        memory = MemorySettings(dtype=dtype, vae_dtype=torch.bfloat16, gradient_checkpointing=True)
+        model, rollout, policy, gradients = trained_on(tmp_path, memory, 1.0 if dtype == torch.bfloat16 else 2.0**16)
+        assert model.transformer.dtype == dtype
+        assert {parameter.dtype for parameter in policy.parameters} == {torch.float32}
+        assert rollout.x0.dtype == torch.float32
+        assert 0 < off(rollout.x0, plain.x0) < 8 * HALF
+        assert off(rollout.images.float(), plain.images.float()) < 16 * HALF
+        # The same latents, so that only the precision of the gradients differs.
+        found, wanted = gradients(x0=plain.x0), exact()
+        for part in ("g", "shared", "gram", "norms", "cross"):
+            assert off(getattr(found.gradients, part), getattr(wanted.gradients, part)) < bound
+        assert off(found.gradients.g, gradients("passes", plain.x0).gradients.g) < 8 * HALF
+
+
+def test_auto_is_bfloat16_on_cuda_only() -> None:
+    assert memory_settings(ModelConfig(path="mini"), CPU) == MemorySettings()
+    assert memory_settings(ModelConfig(path="mini"), torch.device("cuda")).dtype == torch.bfloat16
+    assert memory_settings(ModelConfig(path="mini", dtype="float32"), torch.device("cuda")) == MemorySettings()
+
+
+def test_bfloat16_trains_through_the_command_line(config_file: Path, tmp_path: Path) -> None:
+    settings = ("--set", "model.dtype=bfloat16", "--set", "model.gradient_checkpointing=true")
+    train(config_file, tmp_path / "run", "--set", "trainer.steps=5", *settings)
+    rewards = [value for line in metrics(tmp_path / "run") for key, value in line.items() if "reward/" in key]
+    assert len(rewards) == 15
+    assert torch.isfinite(torch.tensor(rewards)).all()
+    saved = load_file(tmp_path / "run" / "checkpoints" / "step-5" / "adapters.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    assert any((tensor != 0).any() for name, tensor in saved.items() if "lora_B" in name)
+    outcome = marble("sample", tmp_path / "run", "--prompt", "a cup", "--steps", 2, "--out", tmp_path / "samples")
+    assert outcome.code == 0, outcome.err
+
+
+# float16: a scale that is too large
+
+
+def overflowing(config: Path, run: Path, first: float, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(LossScale, "FIRST", first)
+    train(config, run, "--set", "model.dtype=float16", "--set", "trainer.steps=4", *arguments)
+
+
+def test_an_overflow_changes_nothing_but_the_scale(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that finds its scale by overflowing is, bit for bit, one that began with it."""
+    overflowing(config_file, tmp_path / "high", 2.0**28, monkeypatch)
+    first = metrics(tmp_path / "high")[0]
+    assert first["guard/overflows"] == 28 - torch.tensor(first["guard/loss_scale"]).log2()
+    assert first["guard/overflows"] > 3
+    overflowing(config_file, tmp_path / "right", first["guard/loss_scale"], monkeypatch)
+    assert lora_bytes(tmp_path / "high") == lora_bytes(tmp_path / "right")
+    same = [{k: v for k, v in line.items() if k != "guard/overflows"} for line in metrics(tmp_path / "high")]
+    assert same == [{k: v for k, v in line.items() if k != "guard/overflows"} for line in metrics(tmp_path / "right")]
+
+    # A resumed run goes on with the scale it had, not with the first.
+    overflowing(config_file, tmp_path / "resumed", 2.0**28, monkeypatch, "--set", "trainer.steps=2")
+    overflowing(config_file, tmp_path / "resumed", 2.0**28, monkeypatch, "--resume")
+    assert lora_bytes(tmp_path / "resumed") == lora_bytes(tmp_path / "high")
+    assert metrics(tmp_path / "resumed")[2]["guard/overflows"] == 0
+
+
+def test_the_scale_grows_back_and_is_saved() -> None:
+    scale = LossScale(torch.float16)
+    scale.value = 8.0
+    for _ in range(LossScale.GROW_AFTER - 1):
+        scale.update_done()
+    again = LossScale(torch.float16)
+    again.load_state_dict(scale.state_dict())
+    assert again.value == 8.0
+    again.update_done()
+    assert again.value == 16.0
+    for dtype in (torch.float32, torch.bfloat16):
+        assert LossScale(dtype).value == 1.0
+
+
+# Losses or gradients that are not finite
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Numbers of the rollouts whose latents, once scored, are not finite."""
+    numbers: set[int] = set()
+    real = roll_out
+
+    def poison(*arguments: Any, index: int, **settings: Any) -> Rollout:
+        rollout = real(*arguments, index=index, **settings)
+        return dataclasses.replace(rollout, x0=rollout.x0 * float("nan")) if index in numbers else rollout
+
+    monkeypatch.setattr("marble_rl.trainer.roll_out", poison)
+    return numbers
+
+
+SKIP = ("--set", "optimizer.non_finite=skip")
+
+
+def test_a_skipped_update_changes_nothing_and_resumes(
+    config_file: Path, tmp_path: Path, poisoned: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is, bit for bit, one to which the bad rollout never happened: no step, moment, EMA, old policy."""
+    poisoned.add(1)
+    train(config_file, tmp_path / "skipping", *SKIP)
+    lines = metrics(tmp_path / "skipping")
+    assert [line["guard/skipped"] for line in lines] == [0, 0, 1, 0, 0, 0, 0, 0]
+    train(config_file, tmp_path / "resumed", *SKIP, "--set", "trainer.steps=3")  # in the rollout after the skip
+    train(config_file, tmp_path / "resumed", *SKIP, "--resume")
+    assert lora_bytes(tmp_path / "resumed") == lora_bytes(tmp_path / "skipping")
+
+    poisoned.clear()
+    gather = Trainer._gather
+    monkeypatch.setattr(Trainer, "_gather", lambda self, index: gather(self, index + (index >= 1)))
+    train(config_file, tmp_path / "without", *SKIP)
+    assert lora_bytes(tmp_path / "skipping") == lora_bytes(tmp_path / "without")
+    for part in ("adapters", "optimizer"):
+        one, other = (
+            load_file(tmp_path / run / "checkpoints" / "step-8" / f"{part}.safetensors")
+            for run in ("skipping", "without")
+        )
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [{**line, "guard/skipped": 0} for line in lines] == metrics(tmp_path / "without")
+
+
+def test_by_default_it_stops(config_file: Path, tmp_path: Path, poisoned: set[int]) -> None:
+    poisoned.add(1)
+    outcome = marble("train", config_file, "--out", tmp_path / "run")
+    assert outcome.code == 3
+    assert "step 2: a loss or gradient is not finite; the update was not applied" in outcome.err
+    saved = load_file(tmp_path / "run" / "checkpoints" / "step-2" / "adapters.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in saved.values())
+    assert "guard/skipped" not in metrics(tmp_path / "run")[0]
+
+
+def test_too_many_in_a_row_stop_the_run(config_file: Path, tmp_path: Path, poisoned: set[int]) -> None:
+    poisoned.update(range(1, 100))
+    small = ("--set", "rollout.groups=2", "--set", "rollout.group_size=2")
+    outcome = marble("train", config_file, "--out", tmp_path / "run", *SKIP, *small)
+    assert outcome.code == 3
+    assert "10 updates in a row were skipped, and now step 2: a loss or gradient is not finite" in outcome.err
+    assert len(metrics(tmp_path / "run")) == 2
+
+
+# What saves memory
+
+
+def test_checkpointing_gives_the_same_gradients(tiny_sd3: Path) -> None:
+    model, _, _, checkpointed = trained_on(tiny_sd3, MemorySettings(gradient_checkpointing=True))
+    assert model.transformer.is_gradient_checkpointing
+    _, _, _, plain = trained_on(tiny_sd3, MemorySettings())
+    assert off(checkpointed().gradients.g, plain().gradients.g) < 1e-6
+    assert off(checkpointed().gradients.shared, plain().gradients.shared) < 1e-6
+
+
+def test_decoding_in_slices_and_tiles(tiny_sd3: Path) -> None:
+    images = {}
+    for decoding in ("whole", "sliced", "tiled"):
+        model = load_model(str(tiny_sd3), CPU, 16, memory=MemorySettings(decoding=decoding))
+        assert isinstance(model, SD3Model)
+        seen: list[int] = []
+        decoder = model.pipeline.vae.decoder
+        decoder.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].shape[0]))
+        images[decoding] = model.decode(torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(0)))
+        assert seen == ([3] if decoding == "whole" else [1, 1, 1])
+        assert model.pipeline.vae.use_tiling == (decoding == "tiled")
+    assert (images["whole"].int() - images["sliced"].int()).abs().max() <= 1
+
+
+def test_quantisation_that_cannot_work_is_refused_at_once(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: set[str] = set()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in found else None)
+    for kind, package in (("int8", "torchao"), ("nf4", "bitsandbytes")):
+        with pytest.raises(
+            InputError, match=rf"model\.quantize: {kind} needs the package {package}.*marble-rl\[quant\]"
+        ):
+            check_inputs(load_config(config_file, [f"model.quantize={kind}"]))
+    found.update({"torchao", "bitsandbytes"})
+    check_quantization("int8", CPU)
+    check_quantization("nf4", torch.device("cuda"))
+    with pytest.raises(InputError, match=r"model\.quantize: nf4 needs a CUDA device, not cpu"):
+        check_quantization("nf4", CPU)
+
+
+@pytest.mark.full
+def test_int8_is_float32_but_for_its_rounding(tiny_sd3: Path) -> None:
+    _, plain, _, exact = trained_on(tiny_sd3, MemorySettings())
+    model, rollout, policy, gradients = trained_on(tiny_sd3, MemorySettings(quantize="int8"))
+    weight = model.transformer.transformer_blocks[0].attn.to_q.base_layer.weight
+    assert weight.qdata.dtype == torch.int8
+    assert {parameter.dtype for parameter in policy.parameters} == {torch.float32}
+    assert 0 < off(rollout.x0, plain.x0) < 0.02
+    assert off(gradients(x0=plain.x0).gradients.g, exact().gradients.g) < 0.05
+
+
+# No memory left
+
+
+def test_no_memory_for_gradients(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run stops with everything saved, says what helps, and goes on with it."""
+    run = tmp_path / "run"
+    predict = SD3Model.predict
+
+    def starved(self: SD3Model, x: Tensor, *rest: Any) -> Tensor:
+        if torch.is_grad_enabled() and len(x) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore words.")
+        return predict(self, x, *rest)
+
+    monkeypatch.setattr(SD3Model, "predict", starved)
+    outcome = marble("train", config_file, "--out", run, "--set", "trainer.steps=2")
+    assert outcome.code == 3
+    assert "stopped: out of memory in the stage 'gradients'. What helps: a smaller trainer.micro_batch" in outcome.err
+    assert "model.gradient_checkpointing: true" in outcome.err
+    assert "(CUDA out of memory. Tried to allocate 2.00 GiB.)" in outcome.err
+    assert (run / "checkpoints" / "step-0" / "manifest.json").exists()
+    changes = ("--set", "trainer.micro_batch=2", "--set", "model.gradient_checkpointing=true")
+    train(config_file, run, "--resume", "--set", "trainer.steps=2", *changes)
+
+
+def test_no_memory_for_a_reward(tiny_sd3: Path, tmp_path: Path) -> None:
+    rewards = [{"name": "greedy", "type": "rewards_for_tests:greedy", "retries": 0}]
+    outcome = marble("train", write_config(tmp_path / "c.yaml", tiny_sd3, rewards=rewards), "--out", tmp_path / "run")
+    assert outcome.code == 3
+    assert "out of memory in the stage 'rewards'. What helps: a smaller batch_size of the reward" in outcome.err
+    assert "reward 'greedy'" in outcome.err
+
+
+def test_what_counts_as_no_memory() -> None:
+    def too_much_for_torch() -> Any:
+        return torch.empty(1 << 60, dtype=torch.uint8)
+
+    for cause in (too_much_for_torch, lambda: bytearray(1 << 60)):
+        with (
+            pytest.raises(OutOfMemory, match=r"stage 'rollout'.*rollout\.batch_size"),
+            memory_errors(lambda: "rollout"),
+        ):
+            cause()
+    for other in (RuntimeError("shape mismatch"), RewardFailed("reward 'odd': it fell over")):
+        with pytest.raises(type(other), match=str(other)), memory_errors(lambda: "rollout"):
+            raise other
+
+
+def test_adapters_begin_alike_whatever_the_base_is_held_in(tiny_sd3: Path) -> None:
+    from marble_rl.config.schema import LoraConfig
+
+    flats = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load_model(str(tiny_sd3), CPU, 16, memory=MemorySettings(dtype=dtype))
+        policy = LoraPolicy(model.transformer, LoraConfig(rank=2), model.lora_targets, seed=0)
+        assert all(tensor.dtype == torch.float32 for name in ADAPTERS for tensor in policy.tensors(name).values())
+        flats.append(policy.flat)
+    assert off(flats[1], flats[0]) < HALF
