@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -141,3 +142,10 @@ class Fickle(After):
     def score(self, batch: Any) -> list[float]:
         self.calls += 1
         return [float(self.calls)] * len(batch.prompts)
+
+
+class FailsElsewhere(After):
+    """Behaves, but for the second of several processes, where it fails after ``calls`` batches."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__("raise" if os.environ.get("RANK") == "1" else "nothing", calls)

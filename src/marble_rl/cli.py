@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marble_rl import __version__
+from marble_rl.distributed import is_first, join, launched, leave
 from marble_rl.errors import InputError, Interrupted, MarbleError
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ config_app = typer.Typer(help="Look at a config before running it.", no_args_is_
 rewards_app = typer.Typer(help="Rewards that can be trained on.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(rewards_app, name="rewards")
+
+DISTRIBUTED = ("train", "evaluate")
+"""Commands that several processes can share."""
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, or the config.json of a run.")]
 Overrides = Annotated[
@@ -50,11 +54,14 @@ def train(
     """Train a LoRA on all rewards of CONFIG at once.
 
     Ctrl-C finishes the step under way, saves and stops; `--resume` goes on as if nothing had happened.
+    Several processes: `torchrun --standalone --nproc-per-node 8 -m marble_rl.cli train CONFIG` (docs/distributed.md).
     """
     from marble_rl.config import load_config
 
     folder = out or Path("runs") / config.stem
-    run = load_config(config, overrides or [])
+    world = join()
+    with world.agreed():
+        run = load_config(config, overrides or [])
     _quiet_libraries()
     from rich.console import Console
 
@@ -62,7 +69,9 @@ def train(
     from marble_rl.summary import print_summary
     from marble_rl.trainer import Trainer
 
-    result = Trainer(run, folder, resume=resume).train()
+    result = Trainer(run, folder, resume=resume, world=world).train()
+    if not world.first:
+        return
     if as_json:
         _print_json(
             {
@@ -151,14 +160,16 @@ def evaluate(
     from marble_rl.config import load_config
     from marble_rl.runfolder import RunFolder
 
-    roles = [_role(weight) for weight in weights or ["base", "ema"]]
-    is_run = RunFolder(Path(target)).exists
-    if config is None and not is_run:
-        raise InputError(f"--config: {target} is not a run folder, so say which prompts and rewards to use")
     changes = list(overrides or [])
     changes += [] if images is None else [f"evaluation.images_per_prompt={images}"]
     changes += [] if seed is None else [f"evaluation.seed={seed}"]
-    settings = load_config(config or RunFolder(Path(target)).config, changes)
+    world = join()
+    with world.agreed():
+        roles = [_role(weight) for weight in weights or ["base", "ema"]]
+        is_run = RunFolder(Path(target)).exists
+        if config is None and not is_run:
+            raise InputError(f"--config: {target} is not a run folder, so say which prompts and rewards to use")
+        settings = load_config(config or RunFolder(Path(target)).config, changes)
     _quiet_libraries()
     from marble_rl.evaluation_report import evaluate_target
 
@@ -171,7 +182,10 @@ def evaluate(
         step=step,
         device=device,
         out=out or (Path(target) / "evaluation" if is_run else Path("evaluation")),
+        world=world,
     )
+    if not world.first:
+        return
     if as_json:
         _print_json(report.to_json())
     else:
@@ -383,9 +397,17 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _main(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    pass
+    command = context.invoked_subcommand
+    if launched() > 1 and command not in DISTRIBUTED:
+        error = InputError(
+            f"marble {command}: started {launched()} times by torchrun, but only {' and '.join(DISTRIBUTED)} run in "
+            "several processes; start it without torchrun"
+        )
+        error.shared = True
+        raise error
 
 
 def _role(weights: str) -> Any:
@@ -417,16 +439,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.path.append(os.getcwd())  # rewards named by import path may lie in the current folder
     try:
         app(args=arguments)
-    except Interrupted as stop:
-        typer.secho(str(stop), err=True)
-        sys.exit(stop.exit_code)
+    except SystemExit:
+        leave()
+        raise
     except MarbleError as error:
-        label = "stopped" if error.exit_code == 3 else "error"
-        typer.secho(f"{label}: {error}", err=True, fg=typer.colors.RED)
+        if is_first() or not error.shared:
+            _tell(error)
+        leave(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         typer.secho("stopped at once; what the last checkpoint holds is safe", err=True)
         sys.exit(130)
+
+
+def _tell(error: MarbleError) -> None:
+    if isinstance(error, Interrupted):
+        typer.secho(str(error), err=True)
+    else:
+        label = "stopped" if error.exit_code == 3 else "error"
+        typer.secho(f"{label}: {error}", err=True, fg=typer.colors.RED)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ class MarbleError(Exception):
     """Base of all errors raised on purpose by this package."""
 
     exit_code = 1
+    shared = False
+    """Every process of a distributed run raises it, so that only the first has to tell."""
 
 
 class InputError(MarbleError, ValueError):
@@ -35,6 +37,14 @@ class NonFinite(RunStopped):
 
 class StorageFailed(RunStopped):
     """The disk refused a write. The last complete checkpoint is intact."""
+
+
+class LostProcess(RunStopped):
+    """Another process of a distributed run died, or did not answer in time."""
+
+
+class ProcessFailed(MarbleError):
+    """Another process of a distributed run met an error that this package does not know."""
 
 
 class Interrupted(MarbleError):

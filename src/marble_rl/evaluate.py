@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.config.schema import EvaluationConfig, RolloutConfig
+from marble_rl.distributed import World
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.prompts import PromptSet
 from marble_rl.rewards.scoring import Scorer
@@ -30,7 +31,7 @@ class Evaluation:
     table: RewardTable
     """[N, K] with N = len(prompts) * images_per_prompt"""
     images: Tensor
-    """[N, H, W, 3] uint8, videos [N, F, H, W, 3]"""
+    """[N, H, W, 3] uint8, videos [N, F, H, W, 3]; empty where they were not wanted, or belong to another process"""
 
     @property
     def means(self) -> dict[str, float]:
@@ -81,16 +82,24 @@ def evaluate(
     config: EvaluationConfig,
     size: RolloutConfig,
     on_images: Callable[[int], None] = lambda images: None,
+    world: World | None = None,
+    pictures: bool = True,
 ) -> Evaluation:
-    """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape."""
+    """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape.
+
+    The processes of ``world`` take whole batches, and all of them get all scores. ``pictures``: the first one gets all
+    images.
+    """
+    world = world or World()
     chosen = evaluated_prompts(prompts, config)
     work = [(prompt, j) for prompt in chosen for j in range(config.images_per_prompt)]
     shape = model.latent_shape(size.height, size.width, size.frames)
     sigmas = model.sigmas(config.steps, shape)
+    batches = [work[start : start + config.batch_size] for start in range(0, len(work), config.batch_size)]
+    own = [batches[i] for i in world.share(len(batches))]
     images = []
-    with scorer.in_background(scorer.names, [prompt for prompt, _ in work]) as scoring:
-        for start in range(0, len(work), config.batch_size):
-            batch = work[start : start + config.batch_size]
+    with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
+        for batch in own:
             padded = batch + [batch[-1]] * (config.batch_size - len(batch))
             noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
             conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
@@ -98,9 +107,15 @@ def evaluate(
             images.append(pixels[: len(batch)])
             scoring.add(images[-1])
             on_images(len(batch))
-        table = scoring.finish()
-    pictures = torch.cat(images)
-    return Evaluation(chosen, config.images_per_prompt, table, pictures)
+        scores = scoring.finish()
+    tables = [part for part in world.gather(scores) if len(part.values)]  # some process may have had nothing to do
+    table = RewardTable(
+        scorer.names, torch.cat([part.values for part in tables]), torch.cat([part.applicable for part in tables])
+    )
+    kept = [batch for part in world.gather_first(images) for batch in part] if pictures else []
+    return Evaluation(
+        chosen, config.images_per_prompt, table, torch.cat(kept) if kept else torch.empty(0, dtype=torch.uint8)
+    )
 
 
 def composite_scores(table: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from marble_rl.bootstrap import Difference, paired_difference
 from marble_rl.config import RunConfig
+from marble_rl.distributed import World, check_same_rewards
 from marble_rl.errors import InputError
 from marble_rl.evaluate import Evaluation, evaluate, evaluated_prompts
 from marble_rl.images import Card, Picture, comparison, save_image
@@ -91,22 +92,41 @@ def evaluate_target(
     step: int | None,
     device: str,
     out: Path,
+    world: World,
 ) -> EvaluationReport:
-    """Evaluate each of the weights and write scores.json and a grid with one column per weights."""
+    """Evaluate each of the weights; the first process writes scores.json and a grid with one column per weights."""
+    with world.agreed():
+        return _evaluate_target(target, settings, weights, prompts_file, model_path, step, device, out, world)
+
+
+def _evaluate_target(
+    target: str,
+    settings: RunConfig,
+    weights: Sequence[Any],
+    prompts_file: Path | None,
+    model_path: str | None,
+    step: int | None,
+    device: str,
+    out: Path,
+    world: World,
+) -> EvaluationReport:
     inputs = check_inputs(settings)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out: cannot write to {out}: {error.strerror}; give another folder") from error
+    console = Console(stderr=True, quiet=not world.first)
     prompts = inputs.heldout if prompts_file is None else read_prompt_file(prompts_file)
-    opened = open_target(target, model_path=model_path, step=step, device=device)
+    own_device = str(world.pick_device(device))
+    opened = open_target(target, model_path=model_path, step=step, device=own_device)
     for remark in inputs.scorer.load(opened.model.device):
-        Console(stderr=True).print(remark, markup=False, soft_wrap=True)
+        console.print(remark, markup=False, soft_wrap=True)
+    check_same_rewards(world, inputs.scorer.names)
     inputs.scorer.check_media(opened.model.media())
     cache = PromptCache(opened.model)
-    total = len(evaluated_prompts(prompts, settings.evaluation)) * settings.evaluation.images_per_prompt
+    total = len(evaluated_prompts(prompts, settings.evaluation)) * settings.evaluation.images_per_prompt / world.size
     results = {}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=console, transient=True) as progress:
         for role in weights:
             task = progress.add_task(f"evaluating {role}", total=total)
             with opened.acting_as(role):
@@ -118,12 +138,14 @@ def evaluate_target(
                     settings.evaluation,
                     settings.rollout,
                     on_images=lambda done, task=task: progress.advance(task, done),  # type: ignore[misc]
+                    world=world,
                 )
     held_out = frozenset(reward.name for reward in settings.rewards if reward.held_out)
     report = EvaluationReport(results, opened.step, held_out, out)
-    with storage_errors(str(out)):
-        write_json(out / "scores.json", report.to_json())
-    save_image(_side_by_side(results), out / "grid.png")
+    if world.first:
+        with storage_errors(str(out)):
+            write_json(out / "scores.json", report.to_json())
+        save_image(_side_by_side(results), out / "grid.png")
     return report
 
 

@@ -16,20 +16,30 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Notes the first signal while the context is open."""
 
-    def __init__(self, notice: Callable[[str], None], doing: str = "finishing this step, then saving") -> None:
+    def __init__(
+        self,
+        notice: Callable[[str], None],
+        doing: str = "finishing this step, then saving",
+        agree: Callable[[int], int] = lambda signum: signum,
+    ) -> None:
+        """``agree`` makes one signal (0 for none) of those that each process of the run has noted."""
         self._received: int | None = None
         self._notice = notice
         self._doing = doing
+        self._agree = agree
         self._previous: dict[int, Any] = {}
 
     def pending(self) -> bool:
-        """Whether the run was asked to stop."""
+        """Whether the run was asked to stop. In a distributed run all processes ask this at the same point."""
+        self._received = self._agree(self._received or 0) or None
         return self._received is not None
 
     def stop(self, message: str) -> NoReturn:
         """End the run with the exit code of the signal noted."""
         assert self._received is not None
-        raise Interrupted(self._received, message)
+        stop = Interrupted(self._received, message)
+        stop.shared = True
+        raise stop
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():

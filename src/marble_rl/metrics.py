@@ -42,6 +42,15 @@ def scoring_metrics(counts: Mapping[str, Counts]) -> Metrics:
     return metrics
 
 
+def summed_counts(parts: Sequence[Mapping[str, Counts]]) -> dict[str, Counts]:
+    """What each reward did in all processes together."""
+    first, *others = parts
+    return {
+        name: Counts(**{key: value + sum(getattr(o[name], key) for o in others) for key, value in vars(done).items()})
+        for name, done in first.items()
+    }
+
+
 def by_name(prefix: str, names: Sequence[str], values: Tensor) -> Metrics:
     """{prefix/name: value}, leaving out what is not defined (NaN)."""
     pairs = zip(names, values.tolist(), strict=True)

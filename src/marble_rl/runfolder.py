@@ -9,12 +9,13 @@ import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from marble_rl.config import RunConfig, dump_config, load_config
+from marble_rl.distributed import World
 from marble_rl.errors import InputError
 from marble_rl.storage import storage_errors, write_bytes
 
@@ -93,30 +94,39 @@ class RunFolder:
         ]
 
     @contextmanager
-    def opened(self, config: RunConfig) -> Iterator[None]:
-        """Create the folder, keep other processes out of it, and save the resolved config.
+    def opened(self, config: RunConfig, world: World) -> Iterator[None]:
+        """Create the folder, keep other runs out of it, and save the resolved config; the first process does it for
+        all of its run.
 
         Bad input that only shows once the model is loaded leaves no trace of a run that never began.
         """
         fresh = not self.exists
+        with ExitStack() as held:
+            with world.agreed():
+                if world.first:
+                    held.enter_context(self._locked())
+                    with storage_errors(f"run folder {self.path}"):
+                        write_bytes(self.config, dump_config(config).encode())
+            try:
+                yield
+            except InputError:
+                if world.first and fresh and not self.checkpoints.exists():
+                    shutil.rmtree(self.path)
+                raise
+
+    def _locked(self) -> IO[str]:
+        """A file that is locked for as long as it is open."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(self.path / ".lock", "w")  # noqa: SIM115  held until the run ends
         except OSError as error:
             raise InputError(f"--out: cannot write to {self.path}: {error.strerror}; give another folder") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"--out: another process is training in {self.path}; wait for it or stop it") from None
-            with storage_errors(f"run folder {self.path}"):
-                write_bytes(self.config, dump_config(config).encode())
-            try:
-                yield
-            except InputError:
-                if fresh and not self.checkpoints.exists():
-                    shutil.rmtree(self.path)
-                raise
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise InputError(f"--out: another process is training in {self.path}; wait for it or stop it") from None
+        return lock
 
 
 def _is_free(key: str) -> bool:

@@ -13,33 +13,38 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from marble_rl.advantages import group_advantages
 from marble_rl.checkpoint import Checkpoint, load_newest, save_checkpoint
 from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
-from marble_rl.errors import InputError, NonFinite, RewardExploited, RunStopped, StorageFailed
+from marble_rl.distributed import World, check_same_rewards, check_same_weights, check_world, join
+from marble_rl.errors import InputError, LostProcess, NonFinite, RewardExploited, RunStopped, StorageFailed
 from marble_rl.evaluate import evaluate
+from marble_rl.experience import Experience, ExperienceSource, draw_grid
 from marble_rl.gradients.accumulate import FusedMismatch, Method
 from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
 from marble_rl.harmony import SignalTracker
-from marble_rl.images import image_grid, save_image
 from marble_rl.inputs import check_inputs
 from marble_rl.interrupts import Interrupts
-from marble_rl.metrics import Metrics, by_name, clip_metrics, refresh_metrics, reward_metrics, scoring_metrics
-from marble_rl.models import load_model, pick_device
+from marble_rl.metrics import (
+    Metrics,
+    by_name,
+    clip_metrics,
+    refresh_metrics,
+    reward_metrics,
+    scoring_metrics,
+    summed_counts,
+)
+from marble_rl.models import load_model
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, EMA, LoraPolicy
 from marble_rl.rewards.calls import Counts
-from marble_rl.rollout.rollout import roll_out
 from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display, MetricsFile
 from marble_rl.storage import save_safetensors, storage_errors
-from marble_rl.types import RewardTable, Rollout
+from marble_rl.types import Rollout
 from marble_rl.update import Updater
 from marble_rl.watch import HackingWatch
-
-GRID_PROMPTS, GRID_IMAGES = 8, 8
 
 
 @dataclass(frozen=True)
@@ -52,20 +57,6 @@ class RunResult:
     """Folder that plain diffusers' ``load_lora_weights`` reads: the EMA weights."""
     metrics: Metrics
     """Of the last step taken; empty where nothing was left to do."""
-
-
-@dataclass(frozen=True)
-class Experience:
-    """A scored rollout; serves all optimizer updates made from it."""
-
-    rollout: Rollout
-    scored: Scored
-    table: RewardTable
-    """Scores as the rewards gave them; ``scored`` holds them within the bounds that training tells apart"""
-    clamped: Tensor
-    """[N] advantages of each sample that the clamp changed"""
-    watched: Metrics
-    """Mean of each watched reward"""
 
 
 class Trainer:
@@ -81,11 +72,15 @@ class Trainer:
     updater: Updater
     signal: SignalTracker
     _display: Display
-    _metrics_file: MetricsFile
+    _metrics_file: MetricsFile | None
+    """Of the first process alone."""
+    _source: ExperienceSource
     _experience: Experience | None
     _watches: dict[str, HackingWatch]
     _counts: dict[str, Counts]
     """What each reward had done when the last line was logged."""
+    _waited: float
+    """Seconds that other processes had been waited for when the last line was logged."""
     _refreshed: bool
     """A refresh was done in this process: its gradients were checked, and parameters left to passes named."""
 
@@ -96,37 +91,47 @@ class Trainer:
         *,
         resume: bool = False,
         console: Console | None = None,
+        world: World | None = None,
     ) -> None:
         self.config = config
         self.folder = RunFolder(out or Path("runs") / f"{config.balance.type}-seed{config.trainer.seed}")
+        self.world = world or join()
         self.console = console or Console(stderr=True)
-        self._inputs = check_inputs(config)
-        self._device = pick_device(config.model.device)
-        self._inputs.scorer.check_devices()
+        if not self.world.first:
+            self.console = Console(quiet=True)
         self.names = config.trained_rewards
-        self._remarks = self.folder.check_start(config, resume)
+        with self.world.agreed():
+            self._inputs = check_inputs(config)
+            check_world(self.world, config.rollout.groups, config.rollout.updates)
+            self._device = self.world.pick_device(config.model.device)
+            self._inputs.scorer.check_devices()
+            self._remarks = self.folder.check_start(config, resume) if self.world.first else []
 
     def train(self) -> RunResult:
         """Run to the last step; raises RunStopped or Interrupted with everything saved."""
         steps = self.config.trainer.steps
         metrics: Metrics = {}
-        with self.folder.opened(self.config), Interrupts(self._say) as interrupts:
-            self._load()
+        interrupts = Interrupts(self._say, agree=self.world.largest)
+        with self.folder.opened(self.config, self.world), interrupts:
+            with self.world.agreed():
+                self._load()
             if interrupts.pending():
                 interrupts.stop("stopped before the first step; continue with --resume")
             with self._display:
                 while self.step < steps:
                     try:
-                        metrics = self._take_step()
+                        with self.world.agreed():
+                            metrics = self._take_step()
                     except RunStopped as stop:
                         self._save_before_stopping(stop)
                         raise
-                    finished = self.step == steps
-                    if finished or interrupts.pending() or self.step % self.config.trainer.save_every == 0:
+                    finished, stopping = self.step == steps, interrupts.pending()
+                    if finished or stopping or self.step % self.config.trainer.save_every == 0:
                         self._save()
-                    if interrupts.pending() and not finished:
+                    if stopping and not finished:
                         interrupts.stop(f"stopped after step {self.step}; continue with --resume")
-            self._write_lora()
+            with self.world.agreed():
+                self._write_lora()
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
     def _take_step(self) -> Metrics:
@@ -134,15 +139,17 @@ class Trainer:
         step, c = self.step, self.config
         index, update = divmod(step, c.rollout.updates)
         if self._experience is None:
-            self._experience = self._gather(index)
-        experience = self._experience
-        rows = experience.rollout.update_rows(update)
+            self._experience = self._source.gather(index, self._display)
+            self._draw_images(self._experience.rollout)
+        experience, rollout = self._experience, self._experience.rollout
 
-        batch = training_batch(experience.rollout, update, c.loss, seed=c.trainer.seed, step=step)
+        batch = training_batch(rollout, update, c.loss, seed=c.trainer.seed, step=step)
         if self.balancer.wants_reward_gradients(step):
-            gradient, loss, figures = self._harmonised(batch, experience.scored, rows)
+            gradient, loss, figures = self._harmonised(batch, experience.scored, rollout.table_rows(update))
         else:
-            gradient, loss, figures = self._combined(batch, experience.scored, rows)
+            gradient, loss, figures = self._combined(batch, experience.scored, rollout.table_rows(update))
+
+        rows = rollout.table_rows(update, everyone=True)
 
         metrics = {
             **reward_metrics(experience.table.rows(rows)),
@@ -159,56 +166,14 @@ class Trainer:
         alarms = self._watch(experience) if self._experience is None else {}
         metrics |= experience.watched | {f"guard/watch/{name}": float(name in alarms) for name in self._watches}
         try:
-            metrics |= self._evaluate_if_due()
+            with self.world.agreed():
+                metrics |= self._evaluate_if_due()
         finally:  # the step is done and logged, also where a reward fails in its evaluation
             metrics |= self._scoring_metrics()
-            metrics |= self._display.take_times()
-            self._metrics_file.append(step, metrics)
-            self._display.step_done(self.step, metrics)
+            metrics |= self._times()
+            self._log(step, metrics)
         self._sound(alarms)
         return metrics
-
-    # Stages 1-4: what was drawn, and what each reward thinks of it.
-
-    def _gather(self, index: int) -> Experience:
-        c = self.config
-        groups = self._inputs.train.draw(c.trainer.seed, index, c.rollout.groups, c.rollout.updates)
-        prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
-        scorer = self._inputs.scorer
-        watched = [name for name in self._watches if name in scorer.names]
-        off = c.rewards_off(index * c.rollout.updates)
-        seconds_before = scorer.seconds
-        with scorer.in_background([*self.names, *watched], prompts, off) as scoring:
-            done = 0
-
-            def on_group(images: Tensor) -> None:
-                nonlocal done
-                done += 1
-                scoring.add(images)
-                self._display.within(self.step, 0.5 * done / c.rollout.groups)
-
-            with self._display.stage("rollout"):
-                rollout = roll_out(
-                    self.model,
-                    self.policy,
-                    self.prompt_cache,
-                    groups,
-                    c.rollout,
-                    seed=c.trainer.seed,
-                    index=index,
-                    on_group=on_group,
-                )
-            with self._display.stage("rewards"):
-                everything = scoring.finish()
-        self._display.add_time("scoring", scorer.seconds - seconds_before)
-        scores = everything.columns(self.names)
-        table = scorer.clipped(scores)
-        raw = group_advantages(table.values, rollout.group_ids, table.applicable, c.advantages.std)
-        clip = c.loss.adv_clip
-        scored = Scored(table, rollout.group_ids, raw.clamp(-clip, clip), c.advantages.std, clip)
-        self._draw_images(rollout)
-        watched_means = reward_metrics(everything.columns(watched), "watch")
-        return Experience(rollout, scored, scores, (raw.abs() > clip).sum(dim=1), watched_means)
 
     # Stages 5-7, either way: the gradient of the step, its loss, and figures for the log.
 
@@ -260,6 +225,7 @@ class Trainer:
                     method=method,
                     verify=first,
                     on_rows=on_rows,
+                    world=self.world,
                 )
             except FusedMismatch as mismatch:
                 raise InputError(
@@ -281,7 +247,8 @@ class Trainer:
 
     def _stop_non_finite(self, batch: TrainingBatch) -> NoReturn:
         """Before anything is changed by it: no coefficient, no weight."""
-        path = self.folder.path / f"nonfinite-step-{self.step}.safetensors"
+        share = f"-process-{self.world.rank}" if self.world.size > 1 else ""
+        path = self.folder.path / f"nonfinite-step-{self.step}{share}.safetensors"
         tensors = {"x0": batch.x0, "sigmas": batch.sigmas, "slots": batch.slots, "samples": batch.samples}
         with storage_errors(str(path)):
             save_safetensors(path, tensors, {"step": str(self.step)})
@@ -302,7 +269,9 @@ class Trainer:
         c = self.config
         for remark in self._remarks:
             self._say(remark)
-        checkpoint = load_newest(self.folder.checkpoints, self._say)
+        # One process reads it, and sends it to the others: they cannot see different ones.
+        found = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
+        checkpoint = self.world.from_first(found)
         self.step = checkpoint.step if checkpoint else 0
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
@@ -310,6 +279,7 @@ class Trainer:
             self.model = load_model(c.model.path, self._device, c.model.text_length, c.model.guidance)
             self.policy = LoraPolicy(self.model.transformer, c.lora, self.model.lora_targets, c.trainer.seed)
             remarks = self._inputs.scorer.load(self._device)
+            check_same_rewards(self.world, self._inputs.scorer.names)
             # Once more: a reward on another machine could not be asked before, nor a model on the hub.
             self._inputs.scorer.check_media(self.model.media())
             self._inputs.scorer.check_applicability(self.names, self._inputs.train.prompts)
@@ -325,7 +295,9 @@ class Trainer:
             self._restore(checkpoint)
         self._experience = None
         self._refreshed = False
-        self._metrics_file = MetricsFile(self.folder.metrics, self.step)
+        self._waited = self.world.waited
+        self._source = ExperienceSource(c, self._inputs, self.model, self.policy, self.prompt_cache, self.world)
+        self._metrics_file = MetricsFile(self.folder.metrics, self.step) if self.world.first else None
         self._display = Display(self.console, c.trainer.steps, self.step, self.names, c.logging.print_every)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -338,25 +310,36 @@ class Trainer:
             if name in self._watches:
                 self._watches[name].load_state_dict(state)
 
-    def _save(self) -> None:
+    def _state(self) -> Checkpoint:
         adapters = {f"{a}/{name}": t for a in ADAPTERS for name, t in self.policy.tensors(a).items()}
         state = {
             "balancer": self.balancer.state_dict(),
             "signal": self.signal.state_dict(),
             "watches": {name: watch.state_dict() for name, watch in self._watches.items()},
         }
-        checkpoint = Checkpoint(self.step, adapters, self.updater.optimizer_tensors(), state)
-        with self._display.stage("checkpoint"):
-            save_checkpoint(self.folder.checkpoints, checkpoint, self.config.trainer.keep_checkpoints)
+        return Checkpoint(self.step, adapters, self.updater.optimizer_tensors(), state)
+
+    def _save(self) -> None:
+        """Wait for the first process, which writes for all."""
+        with self.world.agreed(), self._display.stage("checkpoint"):
+            check_same_weights(self.world, self.policy.flat)
+            self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        if self.world.first:
+            save_checkpoint(self.folder.checkpoints, self._state(), self.config.trainer.keep_checkpoints)
 
     def _save_before_stopping(self, stop: RunStopped) -> None:
         """The weights are those after the last complete step; where the disk refuses, the last checkpoint stays."""
-        if not isinstance(stop, StorageFailed):
+        if isinstance(stop, LostProcess):
+            self._write_checkpoint()
+        elif not isinstance(stop, StorageFailed):
             self._save()
 
     def _write_lora(self) -> None:
-        with storage_errors(str(self.folder.lora)):
-            self.model.write_lora(self.folder.lora, EMA)
+        if self.world.first:
+            with storage_errors(str(self.folder.lora)):
+                self.model.write_lora(self.folder.lora, EMA)
 
     def _watch(self, experience: Experience) -> dict[str, str]:
         """What is alarming about the watched rewards, once a rollout has been trained on."""
@@ -378,7 +361,17 @@ class Trainer:
         counts = self._inputs.scorer.counts()
         since = {name: now.since(self._counts[name]) for name, now in counts.items()}
         self._counts = counts
-        return scoring_metrics(since)
+        return scoring_metrics(summed_counts(self.world.gather(since)))
+
+    def _times(self) -> Metrics:
+        """Of this process, and where there are others, what it waited for them."""
+        waited, self._waited = self.world.waited - self._waited, self.world.waited
+        return self._display.take_times() | ({} if self.world.size == 1 else {"time/waiting": waited})
+
+    def _log(self, step: int, metrics: Metrics) -> None:
+        if self._metrics_file is not None:
+            self._metrics_file.append(step, metrics)
+        self._display.step_done(self.step, metrics)
 
     def _evaluate_if_due(self) -> Metrics:
         every = self.config.trainer.eval_every
@@ -387,19 +380,22 @@ class Trainer:
         c = self.config
         with self._display.stage("evaluate"), self.policy.acting_as(EMA):
             result = evaluate(
-                self.model, self.prompt_cache, self._inputs.scorer, self._inputs.heldout, c.evaluation, c.rollout
+                self.model,
+                self.prompt_cache,
+                self._inputs.scorer,
+                self._inputs.heldout,
+                c.evaluation,
+                c.rollout,
+                world=self.world,
+                pictures=False,
             )
         return {f"eval/{name}": mean for name, mean in result.means.items()}
 
     def _draw_images(self, rollout: Rollout) -> None:
         every, updates = self.config.logging.images_every, self.config.rollout.updates
         first = self.step - self.step % updates
-        if every is None or not any(step % every == 0 for step in range(first, first + updates)):
-            return
-        chosen = rollout.groups[:: max(1, len(rollout.groups) // GRID_PROMPTS)][:GRID_PROMPTS]
-        size = rollout.group_size
-        rows = [(g.prompt.text, rollout.images[g.slot * size : g.slot * size + min(size, GRID_IMAGES)]) for g in chosen]
-        save_image(image_grid(rows), self.folder.samples / f"step-{first}.png")
+        if every is not None and any(step % every == 0 for step in range(first, first + updates)):
+            draw_grid(rollout, self.world, self.folder.samples / f"step-{first}.png")
 
     def _say(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)

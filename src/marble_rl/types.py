@@ -75,9 +75,16 @@ class Conditioning:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Images of the old policy, in slot order: sample s of the group in slot g is row g * S + s."""
+    """Images of the old policy, in the order of their groups: sample s of the i-th group is row i * S + s.
+
+    Of a rollout that several processes share, each holds its own groups; the table of all scores has the samples of
+    all groups, in slot order.
+    """
 
     groups: tuple[Group, ...]
+    """Those sampled here, in slot order"""
+    drawn: tuple[Group, ...]
+    """All groups of the rollout, in slot order"""
     group_size: int
     x0: Tensor
     """[N, C, H, W] clean latents, of videos [N, C, F, H, W]"""
@@ -100,9 +107,15 @@ class Rollout:
         return [group.prompt for group in self.groups for _ in range(self.group_size)]
 
     def update_rows(self, update: int) -> range:
-        """The rows that the rollout's ``update``-th optimizer update trains on (they stand together)."""
-        slots = [group.slot for group in self.groups if group.update == update]
-        return range(slots[0] * self.group_size, (slots[-1] + 1) * self.group_size)
+        """The rows here that the rollout's ``update``-th optimizer update trains on (they stand together)."""
+        return self._rows([i for i, group in enumerate(self.groups) if group.update == update])
+
+    def table_rows(self, update: int, everyone: bool = False) -> range:
+        """The same samples, or those of all processes, as rows of the table of all scores."""
+        return self._rows([group.slot for group in (self.drawn if everyone else self.groups) if group.update == update])
+
+    def _rows(self, groups: Sequence[int]) -> range:
+        return range(groups[0] * self.group_size, (groups[-1] + 1) * self.group_size)
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,12 @@ class Workload:
         self.batch = TrainingBatch(
             x0=torch.randn(n, 4, size.latent, size.latent, generator=dice).to(device),
             conditioning=conditioning.to(device),
+            groups=torch.arange(n),
             slots=torch.arange(n),
             samples=torch.zeros(n, dtype=torch.long),
             halves=torch.arange(n) % 2,
+            update_halves=torch.arange(n) % 2,
+            first=0,
             sigmas=torch.rand(n, 1, generator=dice) * 0.9 + 0.05,
             seed=seed,
             step=0,

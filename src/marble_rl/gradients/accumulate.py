@@ -26,10 +26,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from marble_rl.distributed import World
 from marble_rl.gradients.fused import Mixing
 from marble_rl.types import HALVES
 
 Method = Literal["fused", "passes"]
+_SPARE = 8
+"""Places for further sums, beside one for each column."""
 _GRAM_CHUNK = 1 << 14
 """Parameters at a time; small enough that the float64 copy stays in the processor's cache."""
 
@@ -87,8 +90,13 @@ class GradientAccumulator:
         self.columns = columns
         sizes = [p.numel() for p in self.params]
         first = self.params[0]
+        # Halves serve the products of columns; without any they would only be added up again.
+        halves = HALVES if columns else 1
+        count = halves * (columns + 1) * sum(sizes)
+        # What several processes add up, in one piece: the gradients, the rows of each half, and the caller's sums.
+        self._buffer = torch.zeros(count + HALVES + _SPARE + columns, dtype=first.dtype, device=first.device)
         # Row j of half h is the gradient of column j; the last row is the shared part.
-        self._sums = torch.zeros(HALVES, columns + 1, sum(sizes), dtype=first.dtype, device=first.device)
+        self._sums = self._buffer[:count].view(halves, columns + 1, sum(sizes))
         self._views = [
             [[chunk.view_as(p) for chunk, p in zip(row.split(sizes), self.params, strict=True)] for row in half]
             for half in self._sums
@@ -116,6 +124,8 @@ class GradientAccumulator:
         half_of = torch.zeros(len(rows), dtype=torch.long) if halves is None else halves.to("cpu", torch.long)
         if half_of.shape != (len(rows),) or not ((half_of == 0) | (half_of == 1)).all():
             raise ValueError(f"halves must be [{len(rows)}] of 0 or 1, got {halves}")
+        if len(self._sums) == 1:
+            half_of = torch.zeros_like(half_of)
         shares: list[tuple[int, Tensor]] = []
         for h in range(HALVES):
             member = half_of == h
@@ -133,6 +143,21 @@ class GradientAccumulator:
                 everything = range(len(self.params))
                 self._backward(base, mask, everything, self._views[h][-1], keep=i < len(shares) - 1)
 
+    def sum_over(self, world: World, sums: Tensor) -> Tensor:
+        """Add up what all processes accumulated, and ``sums`` [S] with it, in one exchange; returns those.
+
+        The rows are counted in the gradients' dtype: exact up to 2^24 of them.
+        """
+        if world.size == 1:
+            return sums
+        counts = torch.tensor(self._rows, dtype=torch.float64)
+        tail = self._buffer[self._sums.numel() :]
+        tail[: HALVES + len(sums)] = torch.cat([counts, sums.to(counts)]).to(tail)
+        world.sum_(self._buffer)
+        found = tail[: HALVES + len(sums)].to("cpu", torch.float64)
+        self._rows = [int(count) for count in found[:HALVES]]
+        return found[HALVES:].to(sums)
+
     def finish(self) -> RewardGradients:
         """Means over all rows added, and their products. Ends the accumulator: the means take its memory."""
         total = 0 if self._finished else sum(self._rows)
@@ -146,13 +171,16 @@ class GradientAccumulator:
             half_gram = products / counts[:, None, None, None] / counts[None, :, None, None]
             cross = (half_gram[0, 1] + half_gram[1, 0]) / 2
         norms = gram.diagonal().clamp_min(0.0).sqrt()
-        mean = self._sums[0].add_(self._sums[1]).div_(total)
+        mean = self._sums[0]
+        for other in self._sums[1:]:
+            mean.add_(other)
+        mean.div_(total)
         self._finished = True
         return RewardGradients(mean[:-1], mean[-1], norms, gram, cross, half_gram, tuple(sorted(self._by_passes)))
 
     def _products(self) -> Tensor:
         """[2, 2, J, J] float64: S_h S_h'^T, a chunk of parameters at a time."""
-        first, second = self._sums[:, :-1]
+        first, second = self._sums[0, :-1], self._sums[-1, :-1]
         found = torch.zeros(HALVES, HALVES, self.columns, self.columns, dtype=torch.float64, device=first.device)
         for one, other in zip(first.split(_GRAM_CHUNK, dim=1), second.split(_GRAM_CHUNK, dim=1), strict=True):
             a, b = one.to(torch.float64), other.to(torch.float64)

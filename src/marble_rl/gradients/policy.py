@@ -1,7 +1,7 @@
 """Stages 5 and 6 for one optimizer update: predictions, losses and gradients, micro-batch by micro-batch.
 
 A row is one (sample, timestep). Its noise is drawn by name, so the sum over rows is the same however they are cut into
-micro-batches.
+micro-batches, and whichever process takes them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.config.schema import LossConfig
+from marble_rl.distributed import World
 from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGradients
 from marble_rl.losses.nft import nft_loss, reference_divergence
 from marble_rl.models.base import DiffusionModel
@@ -24,18 +25,24 @@ from marble_rl.types import Conditioning, Rollout
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The samples of one optimizer update, and the noise levels each is trained on."""
+    """The samples of one optimizer update that this process trains on, and the noise levels of each."""
 
     x0: Tensor
     """[N, C, H, W]"""
     conditioning: Conditioning
-    """Leading dimension: all groups of the rollout; row ``slots[i]`` belongs to sample i."""
+    """Leading dimension: the groups sampled here; row ``groups[i]`` belongs to sample i."""
+    groups: Tensor
+    """[N] number of the sample's group among those"""
     slots: Tensor
     """[N] slot of the sample's group in the rollout"""
     samples: Tensor
     """[N] position of the sample in its group"""
     halves: Tensor
     """[N] 0 or 1"""
+    update_halves: Tensor
+    """[all] the same for the samples of all processes"""
+    first: int
+    """Which of those is our first sample; ours stand together"""
     sigmas: Tensor
     """[N, M]: M of the levels sampled with, in an order of each sample's own"""
     seed: int
@@ -47,24 +54,35 @@ class TrainingBatch:
         sources = (generator(self.seed, "noise", self.step, slot, sample, column) for slot, sample in keys)
         return normal_rows(sources, tuple(self.x0.shape[1:]))
 
-    def pieces(self, size: int) -> Iterator[tuple[Tensor, int]]:
-        """Samples [<= size] and the number of their level: what one forward pass takes.
+    @property
+    def total_rows(self) -> int:
+        """(sample, level) pairs of all processes."""
+        return len(self.update_halves) * self.sigmas.shape[1]
 
-        Never samples of both halves, so that a half's gradient costs no pass of its own.
+    def pieces(self, size: int) -> Iterator[tuple[int, Tensor, int]]:
+        """The number of a piece, its samples [<= size] and the number of their level: what one forward pass takes.
+
+        Never samples of both halves, so that a half's gradient costs no pass of its own. The samples of all processes
+        are cut and numbered, and each keeps what is its own: a piece has one number, whoever computes it.
         """
+        number = 0
         for half in (0, 1):
-            rows = (self.halves == half).nonzero()[:, 0]
+            rows = (self.update_halves == half).nonzero()[:, 0] - self.first
             for part in rows.split(size) if len(rows) else ():
+                own = part[(part >= 0) & (part < len(self.halves))]
                 for level in range(self.sigmas.shape[1]):
-                    yield part, level
+                    if len(own):
+                        yield number, own, level
+                    number += 1
 
 
 def training_batch(rollout: Rollout, update: int, config: LossConfig, *, seed: int, step: int) -> TrainingBatch:
     """The rollout's samples for its ``update``-th optimizer update."""
     rows = torch.tensor(rollout.update_rows(update))
-    slots = rows // rollout.group_size
+    table_rows, everyones = rollout.table_rows(update), rollout.table_rows(update, everyone=True)
+    slots = torch.tensor(table_rows) // rollout.group_size
     samples = rows % rollout.group_size
-    half_of_slot = torch.tensor([group.half for group in rollout.groups])
+    half_of_slot = torch.tensor([group.half for group in rollout.drawn])
     levels = rollout.sigmas[:-1]
     levels = levels[: max(1, int(config.timestep_fraction * len(levels)))]
     wanted = min(config.timesteps_per_sample or len(levels), len(levels))
@@ -75,9 +93,12 @@ def training_batch(rollout: Rollout, update: int, config: LossConfig, *, seed: i
     return TrainingBatch(
         x0=rollout.x0[rows.to(rollout.x0.device)],
         conditioning=rollout.conditioning,
+        groups=rows // rollout.group_size,
         slots=slots,
         samples=samples,
         halves=half_of_slot[slots],
+        update_halves=half_of_slot[torch.tensor(everyones) // rollout.group_size],
+        first=table_rows.start - everyones.start,
         sigmas=levels[torch.stack(orders)],
         seed=seed,
         step=step,
@@ -115,8 +136,9 @@ def policy_gradients(
     method: Method = "fused",
     verify: bool = False,
     on_rows: Callable[[int], None] = lambda rows: None,
+    world: World | None = None,
 ) -> PolicyGradients:
-    """Gradients for the advantage columns [N, J], clamped.
+    """Gradients for the advantage columns [N, J], clamped: means over the samples of all processes of ``world``.
 
     ``per_column``: one gradient for each column, base and KL in ``shared``. Otherwise all in ``shared`` by a single
     backward pass (then J must be 1).
@@ -132,8 +154,8 @@ def policy_gradients(
     turn = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
     totals = torch.zeros(2 + columns.shape[1], dtype=torch.float64)
     device = batch.x0.device
-    for piece, (rows, level) in enumerate(batch.pieces(micro_batch)):
-        conditioning = batch.conditioning.rows(batch.slots[rows].to(device))
+    for piece, rows, level in batch.pieces(micro_batch):
+        conditioning = batch.conditioning.rows(batch.groups[rows].to(device))
         x0 = batch.x0[rows.to(device)]
         advantages = columns[rows].to(device, torch.float32)
         sigma = batch.sigmas[rows, level].to(device)
@@ -166,7 +188,8 @@ def policy_gradients(
         totals[[0, *range(2, len(totals))]] += parts.to("cpu", torch.float64)
         totals[1] += 0.0 if kl is None else float(kl.detach().sum())
         on_rows(len(rows))
-    means = totals / batch.sigmas.numel()
+    totals = accumulator.sum_over(world or World(), totals)
+    means = totals / batch.total_rows
     return PolicyGradients(accumulator.finish(), base=float(means[0]), kl=float(means[1]), slopes=means[2:])
 
 

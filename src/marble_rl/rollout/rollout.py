@@ -25,23 +25,24 @@ def roll_out(
     *,
     seed: int,
     index: int,
+    drawn: tuple[Group, ...] | None = None,
     on_group: Callable[[Tensor], None] = lambda images: None,
 ) -> Rollout:
     """Images of rollout number ``index``. Noise is drawn per (rollout, slot, sample), batches have a fixed shape.
 
-    ``on_group`` gets each group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they
-    are there.
+    ``drawn``: all groups of the rollout, where ``groups`` are but this process's share of them. ``on_group`` gets each
+    group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they are there.
     """
     shape = model.latent_shape(config.height, config.width, config.frames)
     sigmas = model.sigmas(config.steps, shape)
     conditioning = prompts.encode([group.prompt.text for group in groups])
     latents, images = [], []
     with policy.acting_as(OLD):
-        for group in groups:
+        for place, group in enumerate(groups):
             noise = normal_rows(
                 (generator(seed, "rollout", index, group.slot, s) for s in range(config.group_size)), shape
             )
-            row = conditioning.rows(slice(group.slot, group.slot + 1))
+            row = conditioning.rows(slice(place, place + 1))
             parts = [
                 sample(model, part, row.repeat(len(part)), sigmas, config.solver)
                 for part in noise.split(config.images_at_once)
@@ -49,7 +50,9 @@ def roll_out(
             latents.append(torch.cat([x0 for x0, _ in parts]))
             images.append(torch.cat([pixels for _, pixels in parts]))
             on_group(images[-1])
-    return Rollout(groups, config.group_size, torch.cat(latents), torch.cat(images), conditioning, sigmas)
+    return Rollout(
+        groups, drawn or groups, config.group_size, torch.cat(latents), torch.cat(images), conditioning, sigmas
+    )
 
 
 @torch.no_grad()
