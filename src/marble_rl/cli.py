@@ -232,8 +232,8 @@ def diagnose(
     _quiet_libraries()
     from rich.console import Console
 
+    from marble_rl.diagnose.printing import print_diagnosis
     from marble_rl.diagnose.run import diagnose as run_diagnosis
-    from marble_rl.diagnose.run import print_diagnosis
 
     folder = out or run / "diagnosis"
     found = run_diagnosis(run, batches=batches, step=step, device=device, out=folder, console=Console(stderr=True))

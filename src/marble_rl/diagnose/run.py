@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from torch import Tensor
 
 from marble_rl.diagnose.analysis import (
@@ -124,70 +121,3 @@ def _applied(cosines: Tensor) -> AppliedFigures:
         Estimate.of([fmean(row) for row in others]),
         Estimate.of([fmean(float(x < 0) for x in row) for row in others]),
     )
-
-
-def print_diagnosis(found: Diagnosis, console: Console) -> None:
-    console.print(
-        f"{found.batches} fresh mini-batches of {found.images} images, policy after step {found.step}", markup=False
-    )
-    table = Table(title="Smallest cosine with a reward's gradient, and conflict rate", box=SIMPLE_HEAD)
-    for column in (
-        "direction",
-        "in its own batch",
-        "in another batch",
-        "conflict",
-        "with the mean of the others",
-        "AdamW",
-    ):
-        table.add_column(column, justify="left" if column == "direction" else "right")
-    for name, figures in found.directions.items():
-        table.add_row(
-            name,
-            f"{figures.in_batch['min_cos'].mean:+.3f}",
-            _shown(figures.independent["min_cos"]),
-            f"{figures.independent['conflict'].mean:.2f}",
-            _shown(figures.rest["min_cos"]),
-            _shown(found.applied[name].min_cos),
-        )
-    console.print(table)
-    rewards = Table(title="Each reward", box=SIMPLE_HEAD)
-    rewards.add_column("reward")
-    for size in SIZES:
-        rewards.add_column(f"signal x{size:g}", justify="right")
-    for name in found.names:
-        rewards.add_column(f"cos {name}", justify="right")
-    for i, name in enumerate(found.names):
-        signals = [f"{found.signal[size][i]:.2f}" for size in SIZES]
-        rewards.add_row(name, *signals, *("?" if c != c else f"{c:+.2f}" for c in found.cosines[i]))
-    console.print(rewards)
-    console.print(
-        f"QP: mean length {fmean(found.qp.norm):.3f} (smallest {min(found.qp.norm):.3f}), "
-        f"{100 * found.qp.near_zero:.0f} % of batches below 0.05; combined gradient "
-        f"{fmean(found.qp.combined):.2f} of the rewards' mean length"
-    )
-    if found.conflict:
-        opposed = found.conflict[-2]
-        console.print(
-            f"constructed conflict ({found.names[1]} turned {100 * opposed.strength:.0f} % against {found.names[0]}): "
-            f"min cos {opposed.min_cos:+.3f} for the min-norm point, {opposed.weighted_sum_min_cos:+.3f} for the sum",
-            markup=False,
-        )
-    shares: dict[str, list[Sample]] = defaultdict(list)
-    for sample in found.samples:
-        shares[sample.source].append(sample)
-    specialists = Table(title="Mean |advantage| by prompt source (first mini-batch)", box=SIMPLE_HEAD)
-    specialists.add_column("source")
-    for name in found.names:
-        specialists.add_column(name, justify="right")
-    for source, samples in shares.items():
-        columns = zip(*(sample.advantages for sample in samples), strict=True)
-        specialists.add_row(source, *(_mean_size([a for a in column if a is not None]) for column in columns))
-    console.print(specialists)
-
-
-def _mean_size(advantages: list[float]) -> str:
-    return f"{fmean(abs(a) for a in advantages):.2f}" if advantages else "-"
-
-
-def _shown(estimate: Estimate) -> str:
-    return f"{estimate.mean:+.3f} ({estimate.low:+.3f} .. {estimate.high:+.3f})"
