@@ -60,7 +60,7 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
 def test_bad_input(run: Path, tmp_path: Path) -> None:
     for arguments, says in (
         ((tmp_path,), "is not a run folder"),
-        ((run, "--step", "3"), "no checkpoint of step 3"),
+        ((run, "--step", "2"), "no checkpoint of step 2"),
         ((run, "--batches", "2"), "3"),
     ):
         outcome = marble("diagnose", *arguments)
