@@ -233,6 +233,35 @@ def export(
     typer.echo(f"wrote {out}; open it with {opener}({str(out)!r})")
 
 
+@app.command(epilog="Example: marble diagnose runs/mini --batches 50")
+def diagnose(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    batches: Annotated[int, typer.Option(min=3, help="Fresh mini-batches to measure.")] = 50,
+    step: Annotated[int | None, typer.Option(help="Which checkpoint. Default: the newest.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures. Default: RUN/diagnosis.")] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure how well each way to combine the rewards serves each of them.
+
+    Draws fresh mini-batches with the run's policy and takes one gradient per reward from each. Directions are compared
+    in the batch they were made from, as the paper does, and on independent ones, which tells more.
+    """
+    _quiet_libraries()
+    from rich.console import Console
+
+    from marble_rl.diagnose.printing import print_diagnosis
+    from marble_rl.diagnose.run import diagnose as run_diagnosis
+
+    folder = out or run / "diagnosis"
+    found = run_diagnosis(run, batches=batches, step=step, device=device, out=folder, console=Console(stderr=True))
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        print_diagnosis(found, Console())
+        typer.echo(f"\nWrote {folder / 'diagnosis.json'} and {folder / 'diagnosis.png'}")
+
+
 @app.command(epilog="Example: marble bench --out runs/bench")
 def bench(
     out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("runs/bench"),

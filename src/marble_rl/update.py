@@ -46,6 +46,20 @@ class Updater:
         self.policy.blend(EMA, TRAINED, min(self.config.ema_decay, (1 + done) / (10 + done)))
         return norm
 
+    def preview(self, gradient: Tensor) -> Tensor:
+        """[P]: the direction in which AdamW would move against the gradient, weight decay left out; changes nothing.
+
+        m' = b1 m + (1 - b1) g,  v' = b2 v + (1 - b2) g^2,  direction = m'_hat / (sqrt(v'_hat) + eps)
+        """
+        group, state = self.optimizer.param_groups[0], self.optimizer.state.get(self._flat, {})
+        (first, second), eps = group["betas"], group["eps"]
+        g = gradient * min(1.0, self.config.grad_clip / (float(gradient.norm()) + 1e-6))
+        done = float(state.get("step", 0)) + 1
+        mean = first * state.get("exp_avg", torch.zeros_like(g)) + (1 - first) * g
+        square = second * state.get("exp_avg_sq", torch.zeros_like(g)) + (1 - second) * g**2
+        direction: Tensor = (mean / (1 - first**done)) / ((square / (1 - second**done)).sqrt() + eps)
+        return direction
+
     def follow(self, done: int) -> None:
         """End of a rollout, after ``done`` optimizer steps: the old policy follows the trained one."""
         c = self.old_policy

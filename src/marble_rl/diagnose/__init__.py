@@ -1,0 +1,1 @@
+"""`marble diagnose`: what the gradients of a run say about its rewards, and about each way to combine them."""

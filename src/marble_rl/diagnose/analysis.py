@@ -1,0 +1,194 @@
+"""Everything that can be told from the products of gradients alone.
+
+M independent mini-batches give M x J gradients g_mj (K rewards, then the weighted-sum probe), and their products
+Gamma [M, J, M, J]. A direction made from batch m is d_m = sum_j w_j g_mj, where a rule finds w from the batch's own
+Gram matrix Gamma[m, :, m, :]. Its cosines with the rewards' gradients are taken three ways:
+
+- in-batch: with the gradients it was made from (the paper's figure; a reward's noise counts as agreement with itself);
+- independent: with the gradients of one other batch, averaged over all others (the headline);
+- rest: with the mean gradient of all other batches, which is nearer to the true one.
+
+Products of different batches are unbiased: E g_mk.g_m'l = mu_k.mu_l for m != m', mu_k being the true gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marble_rl.coefficients.min_norm import min_norm
+from marble_rl.harmony import Harmony, harmony, in_batch_harmony
+
+Rule = Callable[[Tensor], Tensor]
+"""A batch's Gram matrix [J, J] -> weights [J]."""
+FIGURES = tuple(Harmony.__annotations__)
+RESAMPLES = 2000
+LEVEL = 0.95
+NEAR_ZERO = 0.05
+"""Of the unit gradients' min-norm point: below it the batch has next to no common direction."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over batches with its 95 % interval, by resampling batches."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], seed: int = 0) -> Estimate:
+        sample = np.asarray(values, dtype=np.float64)
+        dice = np.random.default_rng(seed)
+        means = sample[dice.integers(0, len(sample), (RESAMPLES, len(sample)))].mean(1)
+        low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return cls(float(sample.mean()), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class DirectionFigures:
+    """How one way to combine the rewards serves each of them; figure -> estimate."""
+
+    in_batch: dict[str, Estimate]
+    independent: dict[str, Estimate]
+    rest: dict[str, Estimate]
+    each: list[Estimate]
+    """[K] cosine with each reward's mean gradient of the other batches"""
+
+
+def direction_figures(products: Tensor, rule: Rule, rewards: int) -> DirectionFigures:
+    batches = range(len(products))
+    weights = torch.stack([rule(products[m, :, m]) for m in batches])
+    in_batch = [in_batch_harmony(products[m, :, m], weights[m], rewards) for m in batches]
+    independent = [_independent(products, weights[m], m, rewards) for m in batches]
+    rest = [_rest(products, weights[m], m, rewards) for m in batches]
+    cosines = torch.stack([cosine for cosine, _ in rest])
+    return DirectionFigures(
+        _estimates(in_batch),
+        _estimates(independent),
+        _estimates([found for _, found in rest]),
+        [Estimate.of(column[~column.isnan()].tolist() or [float("nan")]) for column in cosines.T],
+    )
+
+
+def _estimates(found: Sequence[Harmony | None]) -> dict[str, Estimate]:
+    told = [one for one in found if one is not None]
+    return {name: Estimate.of([getattr(one, name) for one in told]) for name in FIGURES} if told else {}
+
+
+def _independent(products: Tensor, weights: Tensor, made: int, rewards: int) -> Harmony | None:
+    """Mean over the other batches of the harmony with each."""
+    length = weights @ products[made, :, made] @ weights
+    found = [
+        harmony(
+            (products[other, :, made] @ weights)[:rewards],
+            products[other, :, other].diagonal()[:rewards],
+            length,
+        )
+        for other in range(len(products))
+        if other != made
+    ]
+    told = [one for one in found if one is not None]
+    return Harmony(*(sum(getattr(one, n) for one in told) / len(told) for n in FIGURES)) if told else None
+
+
+def _rest(products: Tensor, weights: Tensor, made: int, rewards: int) -> tuple[Tensor, Harmony | None]:
+    """[K] cosines with the mean gradient of the other batches (NaN where there is none), and their harmony."""
+    others = [m for m in range(len(products)) if m != made]
+    along = (products[others][:, :, made] @ weights).mean(0)[:rewards]
+    squared = products[others][:, :, others].mean((0, 2)).diagonal()[:rewards]
+    length = weights @ products[made, :, made] @ weights
+    cosines = along / (squared * length).sqrt()
+    return torch.where(squared > 0, cosines, torch.nan), harmony(along, squared, length)
+
+
+def unbiased_products(products: Tensor) -> Tensor:
+    """[J, J]: estimate of mu_k.mu_l, the mean over pairs of different batches."""
+    count = len(products)
+    everything = products.sum((0, 2))
+    same = torch.einsum("mjmi->ji", products)
+    return (everything - same) / (count * (count - 1))
+
+
+def true_cosines(products: Tensor, rewards: int) -> Tensor:
+    """[K, K]: cosines between the rewards' true gradients; NaN for a reward whose estimated signal is not positive."""
+    mu = unbiased_products(products)[:rewards, :rewards]
+    length = mu.diagonal().clamp_min(0).sqrt()
+    return torch.where((length[:, None] * length) > 0, mu / (length[:, None] * length), torch.nan)
+
+
+def signal(products: Tensor, rewards: int, size: float = 1.0) -> Tensor:
+    """[K]: |mu_k|^2 / E|g_k|^2 for batches ``size`` times as large as those measured.
+
+    Noise adds |g|^2 - |mu|^2 to a batch of this size, and 1/size of it to one that is ``size`` times as large.
+    """
+    mu = unbiased_products(products).diagonal()[:rewards]
+    raw = torch.einsum("mjmj->j", products)[:rewards] / len(products)
+    return mu / (mu + (raw - mu) / size)
+
+
+@dataclass(frozen=True)
+class QpFacts:
+    """Of the plain QP on unit gradients, over batches."""
+
+    norm: list[float]
+    """Length of the min-norm point: the cosine that it guarantees every reward in its own batch"""
+    combined: list[float]
+    """Length of the combined gradient, in units of the rewards' mean gradient length"""
+    near_zero: float
+    """Share of batches with a min-norm point shorter than 0.05"""
+
+
+def qp_facts(products: Tensor, rule: Rule, rewards: int) -> QpFacts:
+    norms, combined = [], []
+    for m in range(len(products)):
+        gram = products[m, :rewards, m, :rewards]
+        lengths = gram.diagonal().sqrt()
+        active = lengths > 0
+        unit = gram[active][:, active] / lengths[active][:, None] / lengths[active]
+        norms.append(min_norm(unit).norm if active.any() else 0.0)
+        weights = rule(products[m, :, m])
+        length = float((weights @ products[m, :, m] @ weights).clamp_min(0).sqrt())
+        combined.append(length / float(lengths[active].mean()) if active.any() else 0.0)
+    return QpFacts(norms, combined, sum(norm < NEAR_ZERO for norm in norms) / len(norms))
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A constructed conflict: the second reward's gradient turned against the first's."""
+
+    strength: float
+    """0: as it is. 1: exactly opposed"""
+    min_cos: float
+    """Of the min-norm direction, mean over batches"""
+    weighted_sum_min_cos: float
+    """Of the plain sum of the gradients"""
+    norm: float
+
+
+def constructed_conflict(products: Tensor, rewards: int, strengths: Sequence[float]) -> list[Conflict]:
+    """g_2 <- (1 - s) g_2 - s (|g_2| / |g_1|) g_1, for s from 0 to 1: what each rule makes of it, in-batch."""
+    found = []
+    for s in strengths:
+        rows = []
+        for m in range(len(products)):
+            gram = products[m, :rewards, m, :rewards]
+            first, second = gram[0, 0].sqrt(), gram[1, 1].sqrt()
+            if first == 0 or second == 0:
+                continue
+            change = torch.eye(rewards, dtype=gram.dtype)
+            change[1, 1], change[1, 0] = 1 - s, -s * second / first
+            turned = change @ gram @ change.T
+            lengths = turned.diagonal().sqrt()
+            unit = turned / lengths[:, None] / lengths
+            solution = min_norm(unit)
+            ours = in_batch_harmony(unit, solution.alpha, rewards) if solution.norm > 1e-6 else None
+            summed = in_batch_harmony(turned, torch.ones(rewards, dtype=gram.dtype), rewards)
+            rows.append((ours.min_cos if ours else 0.0, summed.min_cos if summed else 0.0, solution.norm))
+        if rows:
+            found.append(Conflict(s, *(float(np.mean(column)) for column in zip(*rows, strict=True))))
+    return found

@@ -1,0 +1,66 @@
+"""The ways to combine the rewards that are compared: each gives weights to a batch's gradients from their products."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from marble_rl.coefficients.harmonizer import common_direction
+from marble_rl.coefficients.min_norm import min_norm
+from marble_rl.coefficients.noise_aware import noise_aware
+from marble_rl.diagnose.analysis import Rule, unbiased_products
+
+MEANINGS = {
+    "weighted_sum": "one advantage of the summed rewards (the usual practice)",
+    "uniform": "the mean of the rewards' gradients (equal coefficients on advantages)",
+    "unit_mean": "the mean of the unit gradients",
+    "marble": "the min-norm point of this batch's unit gradients (the paper's refresh)",
+    "marble_no_norm": "the same without unit length (the paper's ablation)",
+    "between_refreshes": "the run's smoothed coefficients on advantages (the paper's other steps)",
+    "alpha_over_norm": "the run's smoothed coefficients on unit gradients",
+    "mean_gram": "the min-norm point of the products averaged over all batches",
+    "noise_aware": "the shortest step with progress along what is not noise, from averaged products",
+}
+
+
+def rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str, Rule]:
+    """By name. ``alpha_bar`` [K]: the run's smoothed coefficients, where it has any."""
+    k = rewards
+    found: dict[str, Rule] = {
+        "weighted_sum": lambda gram: torch.eye(len(gram), dtype=gram.dtype)[k],
+        "uniform": lambda gram: _padded(torch.full((k,), 1 / k, dtype=gram.dtype)),
+        "unit_mean": lambda gram: _padded(_per_length(torch.full((k,), 1 / k, dtype=gram.dtype), gram)),
+        "marble": lambda gram: _padded(common_direction(gram[:k, :k]).weights),
+        "marble_no_norm": lambda gram: _padded(common_direction(gram[:k, :k], normalize=False).weights),
+    }
+    if alpha_bar is not None:
+        found["between_refreshes"] = lambda gram: _padded(alpha_bar)
+        found["alpha_over_norm"] = lambda gram: _padded(_per_length(alpha_bar, gram))
+    unit, cross = _averaged(products, k)
+    mean = min_norm(unit).alpha
+    found["mean_gram"] = lambda gram: _padded(_per_length(mean, gram))
+    aware = noise_aware(unit, cross)
+    if aware is not None and aware.sum() > 0:
+        share = aware / aware.sum()
+        found["noise_aware"] = lambda gram: _padded(_per_length(share, gram))
+    return found
+
+
+def _padded(weights: Tensor) -> Tensor:
+    """The probe has no part in it."""
+    return torch.cat([weights, torch.zeros(1, dtype=weights.dtype)])
+
+
+def _per_length(alpha: Tensor, gram: Tensor) -> Tensor:
+    """Weights of the raw gradients that make sum_k alpha_k g_k / |g_k|."""
+    lengths = gram.diagonal()[: len(alpha)].sqrt()
+    return torch.where(lengths > 0, alpha.to(gram) / lengths.clamp_min(1e-300), 0.0)
+
+
+def _averaged(products: Tensor, rewards: int) -> tuple[Tensor, Tensor]:
+    """G and M [K, K] of unit gradients, averaged over batches and over pairs of different batches."""
+    k = rewards
+    lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()
+    inverse = torch.where(lengths > 0, 1 / lengths.clamp_min(1e-300), 0.0)
+    unit = products[:, :k, :, :k] * inverse[:, :, None, None] * inverse[None, None]
+    return torch.einsum("mjmi->ji", unit) / len(unit), unbiased_products(unit)

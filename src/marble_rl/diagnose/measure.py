@@ -1,0 +1,158 @@
+"""One gradient per reward for each of M independent mini-batches of a run's policy, and the products of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from marble_rl.coefficients.balancers import Scored, build_balancer, weight_vector
+from marble_rl.config import RunConfig
+from marble_rl.config.schema import MarbleBalance
+from marble_rl.diagnose.analysis import Rule
+from marble_rl.distributed import World
+from marble_rl.experience import Experience, ExperienceSource
+from marble_rl.gradients.policy import policy_gradients, training_batch
+from marble_rl.inference import Opened, read_checkpoint
+from marble_rl.inputs import check_inputs
+from marble_rl.models.base import PromptCache
+from marble_rl.runfolder import RunFolder
+from marble_rl.runlog import Display
+from marble_rl.types import Prompt
+from marble_rl.update import Updater
+
+FIRST_ROLLOUT = 1_000_000
+"""Number of the first rollout that is measured: no run has trained on it."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image of the specialist map."""
+
+    source: str
+    prompt: str
+    advantages: list[float | None]
+    """[K]; None where a reward does not apply"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run's policy gives on M fresh mini-batches."""
+
+    names: tuple[str, ...]
+    images: int
+    """In each mini-batch"""
+    products: Tensor
+    """[M, J, M, J] float64; J = K + 1, the last column being the weighted sum"""
+    applied: dict[str, Tensor]
+    """By direction, [M, M, K] float64: cosines of the step that AdamW would take for the direction made from batch m,
+    with the rewards' gradients of batch n"""
+    samples: list[Sample]
+    """Of the first mini-batch"""
+    alpha_bar: Tensor | None
+    """[K] the run's smoothed coefficients"""
+
+
+def measure(
+    folder: RunFolder,
+    opened: Opened,
+    batches: int,
+    make_rules: Callable[[Tensor, int, Tensor | None], dict[str, Rule]],
+    console: Console,
+    on_batch: Callable[[], None],
+) -> Measured:
+    assert opened.policy is not None
+    assert opened.config is not None
+    config = _measuring(opened.config)
+    inputs = check_inputs(config)
+    for remark in inputs.scorer.load(opened.model.device):
+        console.print(remark, markup=False, soft_wrap=True)
+    model, policy, names = opened.model, opened.policy, config.trained_rewards
+    source = ExperienceSource(config, inputs, model, policy, PromptCache(model), World())
+    display = Display(Console(quiet=True), batches, 0, names, 1)
+    checkpoint = read_checkpoint(folder, opened.step)
+    k, size = len(names), policy.flat.numel()
+    weights = weight_vector(names, opened.config.balance.probe_weights if _is_marble(opened.config) else {})  # type: ignore[union-attr]
+    samples: list[Sample] = []
+    with TemporaryDirectory(prefix="marble-diagnose-") as scratch:
+        # In a file: fifty batches of a large model's gradients are more than fits in memory.
+        g = _stored(Path(scratch) / "gradients", (batches, k + 1, size))
+        shared = _stored(Path(scratch) / "shared", (batches, size))
+        for m in range(batches):
+            experience = source.gather(FIRST_ROLLOUT + m, display)
+            columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
+            batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
+            found = policy_gradients(
+                model, policy, batch, columns, config.loss, per_column=True, micro_batch=config.trainer.micro_batch
+            ).gradients
+            g[m], shared[m] = found.g.cpu(), found.shared.cpu()
+            samples = samples or _samples(experience, experience.scored)
+            on_batch()
+        products = _products(g)
+        balancer = build_balancer(opened.config)
+        balancer.load_state_dict(checkpoint.state["balancer"])
+        alpha_bar = balancer.harmonizer.alpha_bar if balancer.harmonizer is not None else None
+        updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
+        updater.load_optimizer_tensors(checkpoint.optimizer)
+        rules = make_rules(products, k, alpha_bar)
+        applied = {name: _applied(g, shared, products, rule, updater, k) for name, rule in rules.items()}
+    images = config.rollout.groups * config.rollout.group_size
+    return Measured(names, images, products, applied, samples, alpha_bar)
+
+
+def _measuring(config: RunConfig) -> RunConfig:
+    """The run's config, with every rollout one mini-batch, and every reward on."""
+    rewards = [reward.model_copy(update={"schedule": None, "watch": None}) for reward in config.rewards]
+    groups = config.rollout.groups // config.rollout.updates
+    rollout = config.rollout.model_copy(update={"groups": groups, "updates": 1})
+    loss = config.loss.model_copy(update={"regularize_every": 1})
+    return config.model_copy(update={"rewards": rewards, "rollout": rollout, "loss": loss})
+
+
+def _is_marble(config: RunConfig) -> bool:
+    return isinstance(config.balance, MarbleBalance)
+
+
+def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:
+    count = torch.Size(shape).numel()
+    return torch.from_file(str(path), shared=True, size=count, dtype=torch.float32).view(shape)
+
+
+def _products(g: Tensor, chunk: int = 1 << 20) -> Tensor:
+    """[M, J, M, J] in float64, a stretch of parameters at a time."""
+    rows = g.flatten(0, 1)
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for start in range(0, rows.shape[1], chunk):
+        part = rows[:, start : start + chunk].to(torch.float64)
+        total += part @ part.T
+    return total.view(*g.shape[:2], *g.shape[:2])
+
+
+def _applied(g: Tensor, shared: Tensor, products: Tensor, rule: Rule, updater: Updater, k: int) -> Tensor:
+    """[M, M, K] cosines of AdamW's step with each reward's gradient in each batch; NaN where one of them is zero."""
+    lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()
+    found = []
+    for m in range(len(g)):
+        weights = rule(products[m, :, m]).to(g.dtype)
+        step = updater.preview(weights @ g[m] + shared[m])
+        along = (g[:, :k] @ step).to(torch.float64)
+        found.append(along / (lengths * step.to(torch.float64).norm()))
+    return torch.stack(found)
+
+
+def _samples(experience: Experience, scored: Scored) -> list[Sample]:
+    prompts: list[Prompt] = experience.rollout.prompts
+    applicable = scored.table.applicable
+    return [
+        Sample(
+            prompt.source,
+            prompt.text,
+            [float(a) if told else None for a, told in zip(scored.advantages[i], applicable[i], strict=True)],
+        )
+        for i, prompt in enumerate(prompts)
+    ]

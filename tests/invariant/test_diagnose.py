@@ -1,0 +1,83 @@
+"""`marble diagnose` through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from marble_rl.config.schema import LoraConfig, OldPolicyConfig, OptimizerConfig
+from marble_rl.models import load_model
+from marble_rl.models.lora import LoraPolicy
+from marble_rl.update import Updater
+from runs import marble, train
+
+
+@pytest.fixture(scope="module")
+def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from runs import write_config
+
+    folder = tmp_path_factory.mktemp("diagnose")
+    train(write_config(folder / "c.yaml", tiny_sd3), folder / "run", "--set", "trainer.steps=4")
+    return folder / "run"
+
+
+def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    outcomes = [
+        marble("diagnose", run, "--batches", 4, "--out", tmp_path / name, "--json") for name in ("one", "other")
+    ]
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].err
+    assert outcomes[0].out == outcomes[1].out, "seeded"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert (tmp_path / "one" / "diagnosis.png").stat().st_size > 10_000
+
+    found = json.loads(outcomes[0].out)
+    assert json.loads((tmp_path / "one" / "diagnosis.json").read_text()) == found
+    assert found["names"] == ["small", "bright", "colour"]
+    assert (found["step"], found["batches"], found["images"]) == (4, 4, 8)  # a rollout serves two updates
+    directions = found["directions"]
+    assert {"weighted_sum", "uniform", "marble", "between_refreshes", "alpha_over_norm"} <= set(directions)
+    for figures in directions.values():
+        for way in ("in_batch", "independent", "rest"):
+            estimate = figures[way]["min_cos"]
+            assert -1 <= estimate["low"] <= estimate["mean"] <= estimate["high"] <= 1
+    own = {name: figures["in_batch"]["min_cos"]["mean"] for name, figures in directions.items()}
+    assert own["marble"] == pytest.approx(max(own.values())), (
+        "no direction has a larger smallest cosine in its own batch"
+    )
+    assert {sample["source"] for sample in found["samples"]} == {"things", "colours"}
+    colour = [sample["advantages"][2] for sample in found["samples"] if sample["source"] == "things"]
+    assert set(colour) == {None}, "the reward does not apply to these"
+
+    shown = marble("diagnose", run, "--batches", 3, "--out", tmp_path / "shown")
+    assert shown.code == 0
+    assert "between_refreshes" in shown.out
+
+
+def test_bad_input(run: Path, tmp_path: Path) -> None:
+    for arguments, says in (
+        ((tmp_path,), "is not a run folder"),
+        ((run, "--step", "2"), "no checkpoint of step 2"),
+        ((run, "--batches", "2"), "3"),
+    ):
+        outcome = marble("diagnose", *arguments)
+        assert outcome.code == 2
+        assert says in outcome.err
+
+
+def test_the_preview_is_what_adamw_does(tiny_sd3: Path) -> None:
+    model = load_model(str(tiny_sd3), torch.device("cpu"))
+    policy = LoraPolicy(model.transformer, LoraConfig(rank=2), model.lora_targets, seed=0)
+    config = OptimizerConfig(lr=1e-2, weight_decay=0.0, ema_decay=0.9)
+    updater = Updater(policy, config, OldPolicyConfig(), steps=10)
+    dice = torch.Generator().manual_seed(0)
+    for step in range(3):
+        gradient = torch.randn(policy.flat.shape, generator=dice)
+        before = policy.flat.clone()
+        previewed = updater.preview(gradient)
+        assert torch.equal(policy.flat, before)
+        updater.apply(gradient, 0.0, step)
+        assert torch.allclose(before - policy.flat, 1e-2 * previewed, atol=1e-7)

@@ -1,0 +1,111 @@
+"""What is told from products of gradients, on gradients whose truth is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from marble_rl.coefficients.harmonizer import common_direction
+from marble_rl.diagnose.analysis import (
+    Estimate,
+    constructed_conflict,
+    direction_figures,
+    qp_facts,
+    signal,
+    true_cosines,
+    unbiased_products,
+)
+
+K, P = 3, 4000
+
+
+def truth() -> Tensor:
+    """[K, P] true gradients: the first two agree (cosine 0.6), the third is opposed to the first (cosine -0.5)."""
+    e = torch.eye(3, P, dtype=torch.float64)
+    return torch.stack([e[0], 0.6 * e[0] + 0.8 * e[1], -0.5 * e[0] + math.sqrt(0.75) * e[2]])
+
+
+def products(batches: int, noise: float, seed: int = 0) -> Tensor:
+    """Of g = mu + noise, with the sum of the three as probe: [M, 4, M, 4]. ``noise`` is its length beside |mu| = 1."""
+    dice = torch.Generator().manual_seed(seed)
+    g = truth() + noise / math.sqrt(P) * torch.randn(batches, K, P, dtype=torch.float64, generator=dice)
+    g = torch.cat([g, g.sum(1, keepdim=True)], dim=1)
+    return torch.einsum("mjp,nip->mjni", g, g)
+
+
+def marble(gram: Tensor) -> Tensor:
+    return torch.cat([common_direction(gram[:K, :K]).weights, torch.zeros(1, dtype=torch.float64)])
+
+
+def probe(gram: Tensor) -> Tensor:
+    return torch.eye(4, dtype=torch.float64)[3]
+
+
+def test_without_noise_all_three_figures_are_the_same() -> None:
+    found = direction_figures(products(5, 0.0), marble, K)
+    gram = truth() @ truth().T
+    alpha = common_direction(gram).alpha
+    expected = float((alpha @ gram @ alpha).sqrt())  # the min-norm point's length is every active cosine
+    for figures in (found.in_batch, found.independent, found.rest):
+        assert figures["min_cos"].mean == pytest.approx(expected, abs=1e-9)
+        assert figures["conflict"].mean == 0.0
+    assert [one.mean for one in found.each] == pytest.approx([expected] * K, abs=1e-9)
+
+
+def test_noise_counts_as_agreement_only_in_batch() -> None:
+    """Noise five times as long as the signal: in-batch the direction looks good to everyone, elsewhere it is not."""
+    found = direction_figures(products(40, 5.0), marble, K)
+    assert found.in_batch["min_cos"].mean > 0.45
+    assert found.in_batch["conflict"].mean == 0.0
+    assert abs(found.independent["mean_cos"].mean) < 0.05
+    assert found.independent["conflict"].mean > 0.3
+    assert found.rest["mean_cos"].mean > found.independent["mean_cos"].mean
+
+
+def test_cross_products_are_unbiased() -> None:
+    noisy = unbiased_products(products(60, 3.0))[:K, :K]
+    assert noisy == pytest.approx(truth() @ truth().T, abs=0.12)
+    assert true_cosines(products(60, 1.0), K) == pytest.approx(truth() @ truth().T, abs=0.05)
+
+
+def test_cosines_of_pure_noise_are_not_told() -> None:
+    pure = products(3, 1e6)
+    cosines = true_cosines(pure, K)
+    negative = unbiased_products(pure).diagonal()[:K] <= 0
+    assert cosines[negative].isnan().all()
+    assert not cosines[~negative][:, ~negative].isnan().any()
+
+
+def test_signal_at_other_batch_sizes() -> None:
+    """signal = 1 / (1 + noise^2 / size); measured on batches of both sizes."""
+    assert signal(products(60, 2.0), K).tolist() == pytest.approx([0.2] * K, abs=0.03)
+    assert signal(products(60, 2.0), K, size=4.0).tolist() == pytest.approx([0.5] * K, abs=0.05)
+    assert signal(products(60, 1.0, seed=1), K).tolist() == pytest.approx([0.5] * K, abs=0.05)
+
+
+def test_the_qp_over_batches() -> None:
+    facts = qp_facts(products(10, 0.0), marble, K)
+    gram = truth() @ truth().T
+    assert facts.norm == pytest.approx([common_direction(gram).norm] * 10)
+    assert facts.combined == pytest.approx(facts.norm)  # unit gradients, so the rescaling is by 1
+    assert facts.near_zero == 0.0
+
+
+def test_a_constructed_conflict_ends_in_nothing() -> None:
+    mild, *_, total = constructed_conflict(products(10, 0.5), K, [0.0, 0.5, 0.9, 1.0])
+    assert mild.min_cos == pytest.approx(mild.norm)
+    assert mild.min_cos > 0.2
+    assert total.norm == pytest.approx(0.0, abs=1e-6)
+    assert total.weighted_sum_min_cos < 0
+
+
+def test_intervals_cover() -> None:
+    dice = torch.Generator().manual_seed(0)
+    covered = 0
+    for _ in range(200):
+        found = Estimate.of((0.3 + torch.randn(50, generator=dice)).tolist())
+        covered += found.low <= 0.3 <= found.high
+    assert 0.88 <= covered / 200 <= 0.99
