@@ -84,7 +84,7 @@ def measure(
         g = _stored(Path(scratch) / "gradients", (batches, k + 1, size))
         shared = _stored(Path(scratch) / "shared", (batches, size))
         for m in range(batches):
-            experience = source.gather(FIRST_ROLLOUT + m, display)
+            experience = source.gather(FIRST_ROLLOUT + m, 0, display)
             columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
             batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
             found = policy_gradients(
