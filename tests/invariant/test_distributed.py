@@ -168,8 +168,8 @@ def test_a_run_of_one_process_is_continued_by_two(alone: Path, two: Launched) ->
 
 
 @pytest.mark.parametrize(("run", "reward"), [("failed", "odd"), ("failed-sharded", "strange")])
-def test_a_reward_that_fails_in_one_process_stops_all(two: Launched, tmp_path: Path, run: str, reward: str) -> None:
-    """Stopped after the same step, told once, saved, and continued by one process where the reward behaves."""
+def test_a_reward_that_fails_in_one_process_stops_all(two: Launched, run: str, reward: str) -> None:
+    """After the same step, told once, saved."""
     assert two.code != 0
     assert two.codes[run] == 3, two.log
     assert two.log.count(f"stopped: reward '{reward}' failed after 1 attempt on an image of prompt") == 1
@@ -179,8 +179,11 @@ def test_a_reward_that_fails_in_one_process_stops_all(two: Launched, tmp_path: P
     assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step-3", "step-4"]
     assert len(metrics(folder)) == 4
 
-    shutil.copytree(folder, tmp_path / "run")
-    same = ["--set", failing(reward), "--set", "trainer.eval_every=null"]
+
+def test_a_run_of_two_processes_is_continued_by_one(two: Launched, tmp_path: Path) -> None:
+    """Where the reward behaves: the one that failed above, with the base model sharded and now whole."""
+    shutil.copytree(two.folder / "failed-sharded", tmp_path / "run")
+    same = ["--set", failing("strange"), "--set", "trainer.eval_every=null"]
     outcome = train(two.config, tmp_path / "run", "--resume", *same)
     assert "not the run that was begun" not in outcome.err
     train(two.config, tmp_path / "alone", *same)
