@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # One thread: the models here are small, and two threads on a busy machine can be slower than one.
 RUN := OMP_NUM_THREADS=1
 
-.PHONY: demo test test-full lint docs clean
+.PHONY: demo test test-full smoke-gpu lint docs clean
 
 demo: $(READY)
 	@rm -rf runs/demo
@@ -25,6 +25,10 @@ test: $(READY) lint
 
 test-full: $(READY)
 	$(RUN) $(BIN)/pytest -n 2 -m full
+
+# On a machine with a CUDA card; ends with a block to paste into an issue. SMOKE="--device cuda:1" takes another card.
+smoke-gpu: $(READY)
+	TRANSFORMERS_VERBOSITY=error DIFFUSERS_VERBOSITY=error $(RUN) $(BIN)/python -m marble_rl.smoke $(SMOKE)
 
 lint: $(READY)
 	$(BIN)/ruff check .

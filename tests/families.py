@@ -1,4 +1,5 @@
-"""What every model family has to do, written once: test_flux.py, test_qwen_image.py and test_wan.py apply it."""
+"""What every model family has to do, written once: unit/test_flux.py and its like apply it, invariant/test_families.py
+drives every family through the command line."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, QwenImagePipeline, UniPCMultistepScheduler
 from torch import Tensor
 
 from marble_rl.config import load_config
 from marble_rl.config.schema import LoraConfig, LossConfig, PromptSourceConfig, RolloutConfig
+from marble_rl.export import export_lora
 from marble_rl.gradients.policy import policy_gradients, training_batch
-from marble_rl.inference import Opened, export_lora, sample_images
+from marble_rl.inference import Opened, sample_images
 from marble_rl.models import load_model
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
@@ -74,6 +77,28 @@ class Family:
         return output[0]
 
 
+class EulerAlong(FlowMatchEulerDiscreteScheduler):
+    """Euler steps through given levels, in a pipeline that has no argument for them."""
+
+    def set_timesteps(self, steps: int, device: Any = None) -> None:
+        super().set_timesteps(sigmas=self.levels, device=device)
+        assert steps == len(self.timesteps)
+
+
+def take_euler_steps(pipeline: Any, model: DiffusionModel) -> None:
+    """Wan's published scheduler takes other steps (UniPC) and rounds timesteps; its noise levels stay."""
+    levels = UniPCMultistepScheduler.from_config(pipeline.scheduler.config)
+    levels.set_timesteps(STEPS)
+    pipeline.scheduler = EulerAlong()
+    pipeline.scheduler.levels = levels.sigmas[:-1].numpy()
+
+
+SD3 = Family(text_length=16)
+FLUX = Family(text_length=16, pack=lambda latents: FluxPipeline._pack_latents(latents, *latents.shape))
+QWEN = Family(text_length=24, pack=lambda latents: QwenImagePipeline._pack_latents(latents, *latents.shape))
+WAN = Family(text_length=16, frames=5, prepare=take_euler_steps)
+
+
 def assert_samples_are_those_of_plain_diffusers(family: Family, folder: Path) -> None:
     model = family.load(folder)
     pipeline = family.plain(folder, model)
@@ -109,16 +134,24 @@ def assert_exported_lora_is_that_of_plain_diffusers(family: Family, folder: Path
     model = family.load(folder)
     policy = adapted(model)
     model.write_lora(out, "ema")
+    x0 = assert_plain_diffusers_with_the_lora_samples_as_we_do(family, folder, model, policy, out)
+    again = family.load(folder)
+    again.read_lora(out)
+    torch.testing.assert_close(family.ours(again)[0], x0, atol=1e-5, rtol=0)
+
+
+def assert_plain_diffusers_with_the_lora_samples_as_we_do(
+    family: Family, folder: Path, model: DiffusionModel, policy: LoraPolicy, lora: Path
+) -> Tensor:
+    """Within 1e-4, and unlike the bare model. Returns our latents."""
     with policy.acting_as("ema"):
         x0, _ = family.ours(model)
     pipeline = family.plain(folder, model)
     bare = family.theirs(pipeline, model, "latent")
     assert (family.pack(x0) - bare).abs().max() > 0.05
-    pipeline.load_lora_weights(out)
+    pipeline.load_lora_weights(lora)
     torch.testing.assert_close(family.pack(x0), family.theirs(pipeline, model, "latent"), atol=1e-4, rtol=0)
-    again = family.load(folder)
-    again.read_lora(out)
-    torch.testing.assert_close(family.ours(again)[0], x0, atol=1e-5, rtol=0)
+    return x0
 
 
 def assert_the_readme_of_an_export_runs(family: Family, folder: Path, tmp_path: Path) -> None:
@@ -127,10 +160,10 @@ def assert_the_readme_of_an_export_runs(family: Family, folder: Path, tmp_path: 
     config = load_config(write_config(tmp_path / "run.yaml", folder, rollout=family.size))
     export_lora(Opened(model, adapted(model), config, 4), "ema", tmp_path / "lora")
     readme = (tmp_path / "lora" / "README.md").read_text()
-    assert "(marble, 4 steps, ema weights)" in readme
+    assert "(`balance: marble`, 4 steps, ema weights)" in readme
     code = readme.split("```")[1].removeprefix("python").replace("THIS_FOLDER", str(tmp_path / "lora"))
     names: dict[str, Any] = {}
-    exec(compile(code.replace("pipe(", "pipe(num_inference_steps=2, prompt="), "README.md", "exec"), names)
+    exec(compile(code, "README.md", "exec"), names)
     if family.frames is None:
         assert names["image"].size == (WIDTH, HEIGHT)
     else:

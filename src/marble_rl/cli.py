@@ -160,7 +160,7 @@ def evaluate(
     from marble_rl.config import load_config
     from marble_rl.runfolder import RunFolder
 
-    changes = list(overrides or [])
+    changes = [*(overrides or []), "lora.init=null"]  # what a run started from is not needed any more
     changes += [] if images is None else [f"evaluation.images_per_prompt={images}"]
     changes += [] if seed is None else [f"evaluation.seed={seed}"]
     world = join()
@@ -195,24 +195,42 @@ def evaluate(
 @app.command(epilog="Example: marble export runs/first --out my-lora")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
-    out: Annotated[Path, typer.Option(help="New folder for the LoRA.")],
+    out: Annotated[Path, typer.Option(help="New folder for the LoRA, or the pipeline.")],
     weights: Weights = "ema",
     step: Annotated[int | None, typer.Option(help="Which checkpoint. Default: the newest.")] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="The whole pipeline with the LoRA in its weights.")] = False,
+    dtype: Annotated[str, typer.Option(help="Of merged weights: float32, bfloat16 or float16.")] = "float32",
 ) -> None:
-    """Write a LoRA that plain diffusers' `load_lora_weights` opens, with its scale."""
+    """Write a LoRA that plain diffusers' `load_lora_weights` opens, or a merged pipeline for `from_pretrained`.
+
+    Beside it a README.md, ready for the hub: what it was trained on, its scores (if RUN was evaluated), how to call it.
+    """
     from marble_rl.runfolder import RunFolder
 
     role = _role(weights)
     if role == "base":
         raise InputError("--weights: 'base' is the model without LoRA; use ema, default or old")
-    RunFolder(run).load_config()
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise InputError(f"--dtype: unknown {dtype!r}; use float32, bfloat16 or float16")
+    folder = RunFolder(run)
+    folder.load_config()
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise InputError(f"--out: {out} is not empty; give another folder")
     _quiet_libraries()
-    from marble_rl.inference import export_lora, open_target
+    import torch
 
-    export_lora(open_target(str(run), step=step, device="cpu"), role, out)
-    typer.echo(f"wrote {out}; open it with pipe.load_lora_weights({str(out)!r})")
+    from marble_rl.export import export_lora, export_merged
+    from marble_rl.inference import open_target
+
+    opened = open_target(str(run), step=step, device="cpu")
+    if merged:
+        remarks = export_merged(opened, role, out, folder, getattr(torch, dtype))
+    else:
+        remarks = export_lora(opened, role, out, folder)
+    for remark in remarks:
+        typer.secho(remark, err=True)
+    opener = f"{opened.model.plain_call()[0]}.from_pretrained" if merged else "pipe.load_lora_weights"
+    typer.echo(f"wrote {out}; open it with {opener}({str(out)!r})")
 
 
 @app.command(epilog="Example: marble bench --out runs/bench")

@@ -17,13 +17,13 @@ from marble_rl.errors import InputError
 from marble_rl.models import check_model_path, load_model, pick_device
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy, Role
+from marble_rl.models.lora_files import LORA_FILE, check_layers, locate
 from marble_rl.rollout.rollout import sample
 from marble_rl.rollout.solvers import Solver
 from marble_rl.runfolder import RunFolder
-from marble_rl.storage import storage_errors, write_bytes, write_json
 
-LORA_FILE = "pytorch_lora_weights.safetensors"
 CARD = "marble.json"
+"""What an exported LoRA belongs to, for us; README.md says it to people."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,20 @@ class Opened:
 
 
 def open_target(target: str, *, model_path: str | None = None, step: int | None = None, device: str = "auto") -> Opened:
-    """A run folder (newest checkpoint, or that of ``step``), a LoRA folder, or a pipeline (folder or hub id)."""
+    """A run (its newest checkpoint, or that of ``step``), a LoRA (folder or file), or a pipeline (folder or hub id)."""
     folder = RunFolder(Path(target))
     if folder.exists:
         return _open_run(folder, step, device)
-    if (folder.path / LORA_FILE).is_file():
-        card = read_card(folder.path)
+    if folder.path.suffix == ".safetensors" or (folder.path / LORA_FILE).is_file():
+        file = locate(folder.path, "target")
+        card = read_card(file.parent)
         base = model_path or card.get("base_model")
         if base is None:
             raise InputError(f"{target}: the LoRA does not say which model it belongs to; give --model")
         check_model_path(base, "--model")
         model = load_model(base, pick_device(device), card.get("text_length"), card.get("guidance"))
-        model.read_lora(folder.path)
+        check_layers(file, dict(model.transformer.named_parameters()), "target")
+        model.read_lora(file)
         return Opened(model, None, None, None)
     check_model_path(target, "target")
     return Opened(load_model(target, pick_device(device)), None, None, None)
@@ -62,7 +64,8 @@ def _open_run(folder: RunFolder, step: int | None, device: str) -> Opened:
     config = folder.load_config()
     checkpoint = read_checkpoint(folder, step)
     model = load_model(config.model.path, pick_device(device), config.model.text_length, config.model.guidance)
-    policy = LoraPolicy(model.transformer, config.lora, model.lora_targets, config.trainer.seed)
+    lora = config.lora.model_copy(update={"init": None})  # the checkpoint has it all
+    policy = LoraPolicy(model.transformer, lora, model.lora_targets, config.trainer.seed)
     for adapter in ADAPTERS:
         policy.load_tensors(adapter, checkpoint.adapter(adapter))
     return Opened(model, policy, config, checkpoint.step)
@@ -111,29 +114,8 @@ def sample_images(
     return torch.cat(pictures)
 
 
-def export_lora(opened: Opened, role: Role, out: Path) -> None:
-    """Write a folder that plain diffusers loads, with a note of where it comes from."""
-    assert opened.policy is not None
-    assert opened.config is not None
-    config = opened.config
-    card = {
-        "base_model": config.model.path,
-        "text_length": config.model.text_length,
-        "guidance": config.model.guidance,
-        "step": opened.step,
-        "weights": role,
-        "rewards": list(config.trained_rewards),
-        "balance": config.balance.type,
-    }
-    with storage_errors(str(out)):
-        out.mkdir(parents=True, exist_ok=True)
-        opened.model.write_lora(out, role)
-        write_json(out / CARD, card)
-        write_bytes(out / "README.md", _readme(opened.model, config, opened.step, role).encode())
-
-
 def read_card(folder: Path) -> dict[str, Any]:
-    """What ``export_lora`` noted, or nothing."""
+    """What an export noted, or nothing."""
     try:
         card: dict[str, Any] = json.loads((folder / CARD).read_text())
         return card
@@ -141,28 +123,3 @@ def read_card(folder: Path) -> dict[str, Any]:
         return {}
     except ValueError as error:
         raise InputError(f"{folder / CARD} is not valid JSON ({error}); mend or delete it") from None
-
-
-def _readme(model: DiffusionModel, config: RunConfig, step: int | None, role: str) -> str:
-    rewards = "\n".join(f"- {name}" for name in config.trained_rewards)
-    pipeline, arguments = model.plain_call()
-    size = {"height": config.rollout.height, "width": config.rollout.width, "num_frames": config.rollout.frames}
-    given = arguments | {name: value for name, value in size.items() if value is not None}
-    call = ", ".join(['"a prompt"', *(f"{name}={value}" for name, value in given.items())])
-    sample, samples = ("video", "frames") if model.makes_videos else ("image", "images")
-    return f"""# LoRA for {Path(config.model.path).name}
-
-Fine-tuned with marble ({config.balance.type}, {step} steps, {role} weights) on these rewards:
-
-{rewards}
-
-Call it as it was trained, without classifier-free guidance:
-
-```python
-from diffusers import {pipeline}
-
-pipe = {pipeline}.from_pretrained("{config.model.path}")
-pipe.load_lora_weights("THIS_FOLDER")
-{sample} = pipe({call}).{samples}[0]
-```
-"""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from marble_rl.config import RunConfig, require_name
 from marble_rl.models import check_model_path, check_model_settings, known_media
+from marble_rl.models.lora_files import check_initial_lora
 from marble_rl.prompts import PromptSet, load_prompts
 from marble_rl.rewards.registry import build_rewards
 from marble_rl.rewards.scoring import Scorer
@@ -24,6 +25,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
     """Read prompts and construct rewards; raise InputError on the first thing that cannot work."""
     check_model_path(config.model.path)
     check_model_settings(config.model.path, config.model.text_length, config.model.guidance, config.rollout.frames)
+    check_initial_lora(config.lora)
     rewards = build_rewards(config.rewards)
     train = load_prompts(config.prompts.train, "prompts.train")
     heldout = train

@@ -310,7 +310,7 @@ class Trainer:
         self.updater.load_optimizer_tensors(checkpoint.optimizer)
         self.balancer.load_state_dict(checkpoint.state["balancer"])
         self.signal.load_state_dict(checkpoint.state["signal"])
-        for name, state in checkpoint.state["watches"].items():
+        for name, state in checkpoint.state.get("watches", {}).items():
             if name in self._watches:
                 self._watches[name].load_state_dict(state)
 

@@ -211,3 +211,61 @@ def test_size_that_the_model_cannot_draw(config_file: Path, tmp_path: Path) -> N
     outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "rollout.height=18")
     assert outcome.code == 2
     assert "height: 18 is not a multiple of 4" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("prompts.txt", b"\xff\xfe\x00binary", ["prompts.train.0 (a)", "prompts.txt", "UTF-8"]),
+        ("prompts.jsonl", b'{"prompt": "a cup"}\n{"prompt": "a h', ["prompts.train.0 (a)", "prompts.jsonl", "line 2"]),
+        ("prompts.png", b"\x89PNG", ["prompts.train.0 (a)", "prompts.png", ".jsonl"]),
+        ("prompts.txt", None, ["prompts.train.0 (a)", "prompts.txt"]),
+    ],
+    ids=["not text", "cut off", "another suffix", "a folder without prompts"],
+)
+def test_prompt_files_that_cannot_be_read(
+    tiny_sd3: Path, tmp_path: Path, name: str, content: bytes | None, says: list[str]
+) -> None:
+    if content is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(content)
+    path = tmp_path / "config.yaml"
+    path.write_text(sections(tiny_sd3, prompts={"train": [{"name": "a", "file": name}]}))
+    outcome = marble("train", path, "--out", tmp_path / "run")
+    assert outcome.code == 2, outcome.err
+    for words in says:
+        assert words in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pipeline_of_another_class(config_file: Path, tmp_path: Path) -> None:
+    """Wherever a model is named."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    for arguments in (
+        ["train", config_file, "--set", f"model.path={folder}", "--out", tmp_path / "run"],
+        ["config", "check", config_file, "--set", f"model.path={folder}"],
+        ["sample", folder, "--prompt", "x", "--out", tmp_path / "run"],
+        ["evaluate", folder, "--config", config_file, "--out", tmp_path / "run"],
+    ):
+        outcome = marble(*arguments)
+        assert outcome.code == 2
+        assert "StableDiffusionXLPipeline is not supported. Supported: StableDiffusion3Pipeline" in outcome.err
+
+
+def test_export_before_there_is_anything_to_export(config_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(marble("config", "show", config_file, "--json").out)
+    for arguments, says in [
+        ([], "has no usable checkpoint yet"),
+        (["--weights", "base"], "'base' is the model without LoRA"),
+        (["--merged", "--dtype", "int4"], "--dtype: unknown 'int4'"),
+    ]:
+        outcome = marble("export", run, "--out", tmp_path / "out", *arguments)
+        assert outcome.code == 2
+        assert says in outcome.err
+        assert not (tmp_path / "out").exists()

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
+from marble_rl import load_config
+from marble_rl.model_card import model_card
+from marble_rl.models import load_model
 from runs import lora_bytes, marble, metrics, train, write_config
 
 PLAIN_DIFFUSERS = """
@@ -86,12 +92,119 @@ def test_the_runs_own_lora_folder_is_the_exported_one(run: Path, tmp_path: Path)
 def test_sample_from_an_exported_lora(run: Path, tmp_path: Path) -> None:
     assert marble("export", run, "--out", tmp_path / "lora").code == 0
     arguments = ["--prompt", "a kite", "--images", 2, "--steps", 3]
-    for target in (run, tmp_path / "lora"):
-        outcome = marble("sample", target, *arguments, "--out", tmp_path / target.name)
+    file = tmp_path / "lora" / "pytorch_lora_weights.safetensors"
+    for name, target in {"run": run, "lora": tmp_path / "lora", "file": file}.items():
+        outcome = marble("sample", target, *arguments, "--out", tmp_path / "samples" / name)
         assert outcome.code == 0, outcome.err
     for seed in (0, 1):
-        a, b = (np.asarray(Image.open(tmp_path / name / f"seed-{seed}.png"), dtype=int) for name in ("run", "lora"))
-        assert np.abs(a - b).max() <= 1
+        pictures = [tmp_path / "samples" / name / f"seed-{seed}.png" for name in ("run", "lora", "file")]
+        first, *others = (np.asarray(Image.open(picture), dtype=int) for picture in pictures)
+        assert all(np.abs(first - other).max() <= 1 for other in others)
+
+
+@pytest.fixture(scope="module")
+def evaluated(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the run with an evaluation in its folder."""
+    copy = tmp_path_factory.mktemp("evaluated") / "run"
+    shutil.copytree(run, copy)
+    assert marble("evaluate", copy).code == 0
+    return copy
+
+
+def test_merged_weights_give_the_same_samples_in_plain_diffusers(evaluated: Path, tmp_path: Path) -> None:
+    from diffusers import StableDiffusion3Pipeline
+
+    assert marble("export", evaluated, "--out", tmp_path / "lora").code == 0
+    merged = marble("export", evaluated, "--out", tmp_path / "merged", "--merged")
+    assert merged.code == 0, merged.err
+    assert f"StableDiffusion3Pipeline.from_pretrained('{tmp_path / 'merged'}')" in merged.out
+    with_lora = StableDiffusion3Pipeline.from_pretrained(load_config(evaluated / "config.json").model.path)
+    bare = plain_latents(with_lora)
+    with_lora.load_lora_weights(tmp_path / "lora")
+    whole = plain_latents(StableDiffusion3Pipeline.from_pretrained(tmp_path / "merged"))
+    torch.testing.assert_close(whole, plain_latents(with_lora), atol=1e-4, rtol=0)
+    assert (whole - bare).abs().max() > 1e-2
+    code = (tmp_path / "merged" / "README.md").read_text().split("```")[1].removeprefix("python")
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("THIS_FOLDER", str(tmp_path / "merged")), "README.md", "exec"), names)
+    assert names["image"].size == (16, 16)
+    half = marble("export", evaluated, "--out", tmp_path / "half", "--merged", "--dtype", "bfloat16")
+    assert half.code == 0, half.err
+    half_size, size = (
+        sum(f.stat().st_size for f in (tmp_path / n).rglob("*model*.safetensors")) for n in ("half", "merged")
+    )
+    assert 0.4 < half_size / size < 0.7
+
+
+def plain_latents(pipeline: Any) -> torch.Tensor:
+    pipeline.set_progress_bar_config(disable=True)
+    call = {"num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16, "output_type": "latent"}
+    return pipeline("a red ball", generator=torch.Generator().manual_seed(11), **call).images.detach()
+
+
+def test_the_model_card_says_what_the_run_recorded(evaluated: Path, tmp_path: Path) -> None:
+    exported = marble("export", evaluated, "--out", tmp_path / "lora")
+    assert exported.code == 0, exported.err
+    assert exported.err == ""
+    card = (tmp_path / "lora" / "README.md").read_text()
+    _, front, body = card.split("---\n", 2)
+    facts = yaml.safe_load(front)
+    assert facts["base_model"] == "tiny-sd3"
+    assert facts["library_name"] == "diffusers"
+    assert {"lora", "text-to-image"} <= set(facts["tags"])
+    assert "license" not in facts  # the user's choice
+    assert "# license:" in front
+    for words in (
+        "(`balance: marble`, 8 steps, ema weights)",
+        "- bright (`brightness`)",
+        "- things: 4 prompts of the config",
+    ):
+        assert words in body
+    means = {name: found["means"] for name, found in scores_file(evaluated)["weights"].items()}
+    for name, before in means["base"].items():
+        assert f"| {name} | {before:.4f} | {means['ema'][name]:.4f} |" in body
+    assert "](grid.png)" in body
+    assert (tmp_path / "lora" / "grid.png").read_bytes() == (evaluated / "evaluation" / "grid.png").read_bytes()
+    again = load_config(tmp_path / "lora" / "training_config.yaml")
+    assert again == load_config(evaluated / "config.json")
+
+
+def test_the_card_names_models_as_plain_diffusers_and_the_hub_know_them() -> None:
+    """The embedded one by its folder, one of the hub by its id."""
+    model = load_model("mini", torch.device("cpu"))
+    config = load_config(Path(__file__).parents[2] / "configs" / "mini-demo.yaml")
+    card = model_card(model, config, 3, "ema")
+    folder = card.split('from_pretrained("')[1].split('"')[0]
+    assert (Path(folder) / "model_index.json").is_file()
+    on_hub = config.model_copy(update={"model": config.model.model_copy(update={"path": "owner/name"})})
+    card = model_card(model, on_hub, 3, "ema")
+    assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "owner/name"
+    assert 'from_pretrained("owner/name")' in card
+    assert "# base_model" not in card
+
+
+def scores_file(run: Path) -> dict[str, Any]:
+    return json.loads((run / "evaluation" / "scores.json").read_text())
+
+
+def test_an_evaluation_of_other_weights_is_not_in_the_card(evaluated: Path, tmp_path: Path) -> None:
+    old = marble("export", evaluated, "--out", tmp_path / "old", "--weights", "old")
+    assert "no scores of the weights old" in old.err
+    earlier = marble("export", evaluated, "--out", tmp_path / "earlier", "--step", 6)
+    assert "is of step 8, not 6" in earlier.err
+    for name in ("old", "earlier"):
+        assert "| bright |" not in (tmp_path / name / "README.md").read_text()
+        assert not (tmp_path / name / "grid.png").exists()
+
+
+def test_a_run_without_or_with_a_broken_evaluation(run: Path, tmp_path: Path) -> None:
+    assert "no evaluation in" in marble("export", run, "--out", tmp_path / "lora").err
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "evaluation").mkdir()
+    (tmp_path / "run" / "evaluation" / "scores.json").write_text("{}")
+    broken = marble("export", tmp_path / "run", "--out", tmp_path / "broken")
+    assert broken.code == 2
+    assert "is not an evaluation" in broken.err
 
 
 def test_export_refuses_to_overwrite(run: Path, tmp_path: Path) -> None:

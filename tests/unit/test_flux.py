@@ -7,21 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import FluxPipeline
 
 import families
+from families import FLUX
 from marble_rl.errors import InputError
 from marble_rl.models import check_model_settings, flux
 from marble_rl.models.flux import FluxConditioning, FluxModel
 from marble_rl.models.packing import pack, unpack
 from marble_rl.models.tiny import build_tiny_flux
-
-
-def their_packing(latents: torch.Tensor) -> torch.Tensor:
-    return FluxPipeline._pack_latents(latents, *latents.shape)
-
-
-FLUX = families.Family(text_length=16, pack=their_packing)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +40,7 @@ def test_encoding_is_the_pipelines(model: FluxModel) -> None:
 
 def test_packing_is_the_pipelines_and_can_be_undone() -> None:
     latents = torch.randn(2, 3, 4, 6)
-    assert torch.equal(pack(latents), their_packing(latents))
+    assert torch.equal(pack(latents), FLUX.pack(latents))
     assert torch.equal(unpack(pack(latents), 4, 6), latents)
 
 
@@ -94,7 +87,7 @@ def test_guidance_is_what_the_transformer_is_told(folder: Path, model: FluxModel
     x0, _ = FLUX.ours(other)
     assert not torch.allclose(x0, FLUX.ours(model)[0], atol=1e-3)
     theirs = FLUX.theirs(FLUX.plain(folder, other), other, "latent")
-    torch.testing.assert_close(their_packing(x0), theirs, atol=1e-4, rtol=0)
+    torch.testing.assert_close(FLUX.pack(x0), theirs, atol=1e-4, rtol=0)
 
 
 def test_a_flux_without_guidance(tmp_path: Path) -> None:

@@ -6,22 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import QwenImagePipeline
 
 import families
+from families import QWEN
 from marble_rl.errors import InputError
 from marble_rl.models.base import PromptCache
 from marble_rl.models.qwen_image import QwenImageConditioning, QwenImageModel
 from marble_rl.models.tiny import build_tiny_qwen_image
 
-LENGTH = 24
-
-
-def their_packing(latents: torch.Tensor) -> torch.Tensor:
-    return QwenImagePipeline._pack_latents(latents, *latents.shape)
-
-
-QWEN = families.Family(text_length=LENGTH, pack=their_packing)
+LENGTH = QWEN.text_length
 
 
 @pytest.fixture(scope="module")

@@ -5,36 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
 import families
+from families import WAN
 from marble_rl.errors import InputError
 from marble_rl.models import load_model
 from marble_rl.models.tiny import build_tiny_wan
 from marble_rl.models.wan import WanConditioning, WanModel
-
-
-class EulerAlong(FlowMatchEulerDiscreteScheduler):
-    """Euler steps through given levels, in a pipeline that has no argument for them."""
-
-    def set_timesteps(self, steps: int, device: Any = None) -> None:
-        super().set_timesteps(sigmas=self.levels, device=device)
-        assert steps == len(self.timesteps)
-
-
-def take_euler_steps(pipeline: Any, model: WanModel) -> None:
-    """The published scheduler takes other steps (UniPC) and rounds timesteps; its noise levels stay."""
-    levels = UniPCMultistepScheduler.from_config(pipeline.scheduler.config)
-    levels.set_timesteps(families.STEPS)
-    pipeline.scheduler = EulerAlong()
-    pipeline.scheduler.levels = levels.sigmas[:-1].numpy()
-
-
-WAN = families.Family(text_length=16, frames=5, prepare=take_euler_steps)
 
 
 @pytest.fixture(scope="module")

@@ -122,17 +122,21 @@ def _list_index(node: Any, name: str, override: str) -> int:
 
 
 def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
-    """Resolve the model folder and the prompt files, so that the saved config means the same from anywhere."""
+    """Resolve model folder, LoRA and prompt files, so that the saved config means the same from anywhere."""
     model = config.model
     if model.path != MINI and (folder / model.path).is_dir():
         model = model.model_copy(update={"path": str((folder / model.path).resolve())})
+    lora = config.lora
+    if lora.init is not None:
+        lora = lora.model_copy(update={"init": (folder / lora.init).resolve()})
     prompts = config.prompts
     absolute: dict[str, Any] = {}
     for split in ("train", "heldout"):
         sources = getattr(prompts, split)
         if sources is not None:
             absolute[split] = [_with_absolute_files(source, folder) for source in sources]
-    return config.model_copy(update={"model": model, "prompts": prompts.model_copy(update=absolute)})
+    sections = {"model": model, "lora": lora, "prompts": prompts.model_copy(update=absolute)}
+    return config.model_copy(update=sections)
 
 
 def _with_absolute_files(source: PromptSourceConfig, folder: Path) -> PromptSourceConfig:

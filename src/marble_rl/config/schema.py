@@ -47,6 +47,10 @@ class LoraConfig(Section):
     """Scale: the adapter's output is multiplied by alpha / rank."""
     targets: list[str] | None = None
     """Module names to adapt; null takes the model family's attention projections."""
+    init: Path | None = None
+    """LoRA to start from instead of from nothing: a file or folder that diffusers' `save_lora_weights` wrote, such as
+    the `lora/` of a run. Rank, alpha and layers must be the same. The KL term still pulls towards the bare model.
+    Relative to the config file."""
 
 
 class GeneratedPromptsConfig(Section):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from marble_rl.config.schema import LoraConfig
 from marble_rl.errors import InputError
 from marble_rl.gradients.fused import fuse
+from marble_rl.models.lora_files import check_initial_lora, initial_tensors
 from marble_rl.seeding import derive_seed
 
 Adapter = Literal["default", "old", "ema"]
@@ -39,6 +40,7 @@ class LoraPolicy:
 
     def __init__(self, transformer: nn.Module, config: LoraConfig, default_targets: Sequence[str], seed: int) -> None:
         self._transformer = transformer
+        initial = check_initial_lora(config)
         peft_config = {
             "r": config.rank,
             "lora_alpha": config.alpha,
@@ -52,6 +54,8 @@ class LoraPolicy:
         self._layers = [m for m in transformer.modules() if isinstance(m, BaseTunerLayer)]
         self._by_adapter = {name: _adapter_parameters(transformer, name) for name in ADAPTERS}
         self._flat = {name: _flattened(list(self._by_adapter[name].values())) for name in ADAPTERS}
+        if initial is not None:
+            self.load_tensors(TRAINED, initial_tensors(initial, self.tensors(TRAINED)))
         for name in (OLD, EMA):
             self.blend(name, TRAINED, 0.0)
         self._select(TRAINED)
@@ -113,6 +117,13 @@ class LoraPolicy:
             )
         for name, value in tensors.items():
             own[name].copy_(value)
+
+    @torch.no_grad()
+    def merge(self, adapter: Adapter) -> None:
+        """Add an adapter to the transformer's own weights, and take off all three: what is left is a plain model."""
+        for layer in self._layers:
+            layer.merge(adapter_names=[adapter])
+        self._transformer.unload_lora()  # type: ignore[operator]
 
     def _select(self, adapter: str) -> None:
         for layer in self._layers:

@@ -1,0 +1,146 @@
+"""LoRA files in diffusers' own format: one safetensors, `transformer.<layer>.lora_A.weight` and `...lora_B.weight`.
+
+The header alone says rank, alpha and layers, so that a file that does not fit is refused before a model is loaded.
+Where it has no adapter metadata, alpha is the rank: that is how plain diffusers reads such a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from marble_rl.config.schema import LoraConfig
+from marble_rl.errors import InputError
+
+LORA_FILE = "pytorch_lora_weights.safetensors"
+METADATA = "lora_adapter_metadata"
+"""Where diffusers keeps the adapter's config in the file's header."""
+PREFIX = "transformer."
+KINDS = (".lora_A.weight", ".lora_B.weight")
+
+
+@dataclass(frozen=True)
+class LoraFile:
+    """What the header of a LoRA file says."""
+
+    path: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    """By parameter, as the transformer names it: `blocks.0.attn.to_q.lora_A.weight`"""
+    rank: int
+    alpha: float
+
+    def tensors(self) -> dict[str, Tensor]:
+        with safe_open(self.path, "pt") as file:
+            return {name: file.get_tensor(PREFIX + name) for name in self.shapes}
+
+
+def check_initial_lora(config: LoraConfig) -> LoraFile | None:
+    """What ``lora.init`` names, if anything; refused where its rank or scale is not the config's."""
+    if config.init is None:
+        return None
+    found = read_lora_file(config.init, "lora.init")
+    for name, there, here in (("rank", found.rank, config.rank), ("alpha", found.alpha, config.alpha)):
+        if there != here:
+            raise InputError(
+                f"lora.init: {found.path} has {name} {there:g}, but lora.{name} is {here:g}; set lora.{name}: {there:g}"
+            )
+    return found
+
+
+def initial_tensors(found: LoraFile, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a LoRA for the parameters ``own``: exactly their layers, in their shapes."""
+    advice = "give the LoRA of this model, or set lora.targets to the layers that it adapts"
+    for name, shape in found.shapes.items():
+        if name not in own or shape != tuple(own[name].shape):
+            what = "which is not to be trained" if name not in own else "which has another size here"
+            raise InputError(f"lora.init: {_other_model(found.path, name)}, {what}; {advice}")
+    for name in own:
+        if name not in found.shapes:
+            raise InputError(
+                f"lora.init: {found.path} is a LoRA of another model, or of other layers: it has no {_layer(name)}; "
+                f"{advice}"
+            )
+    return found.tensors()
+
+
+def check_layers(file: Path, weights: Mapping[str, Tensor], key: str) -> None:
+    """Whether the layers of a LoRA are the transformer's, whose ``weights`` are given by name.
+
+    Layers in other formats are left to diffusers, which knows many.
+    """
+    shapes, _ = _header(file, key)
+    for name, shape in shapes.items():
+        if not _is_plain(name):
+            continue
+        weight = weights.get(f"{_layer(name)}.weight")
+        side = 1 if name.endswith(KINDS[0]) else 0  # A has the layer's inputs, B its outputs
+        if weight is None or weight.shape[side] != shape[side]:
+            what = "which this one does not have" if weight is None else "which has another size here"
+            raise InputError(f"{key}: {_other_model(file, name)}, {what}; give the model that it was made for")
+
+
+def read_lora_file(path: Path, key: str) -> LoraFile:
+    """Read the header of a LoRA with one rank and one alpha."""
+    file = locate(path, key)
+    shapes, config = _header(file, key)
+    foreign = [name for name in shapes if not _is_plain(name)]
+    if foreign or not shapes:
+        why = f"it holds {foreign[0]!r}" if foreign else "it is empty"
+        raise InputError(
+            f"{key}: {file} is not a plain LoRA of a transformer in diffusers' format ({why}); "
+            "docs/exporting.md says how to convert others"
+        )
+    ranks = {shape[0] for name, shape in shapes.items() if name.endswith(KINDS[0])}
+    unequal = [name for name in ("rank_pattern", "alpha_pattern", "use_dora", "use_rslora") if config.get(name)]
+    if len(ranks) != 1 or unequal:
+        what = unequal[0] if unequal else f"ranks {sorted(ranks)}"
+        raise InputError(f"{key}: {file} has {what}; only LoRAs with one rank and one alpha for all layers will do")
+    (rank,) = ranks
+    plain = {name.removeprefix(PREFIX): shape for name, shape in shapes.items()}
+    return LoraFile(file, plain, rank, float(config.get("lora_alpha", rank)))
+
+
+def _header(file: Path, key: str) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+    """Shapes by name, and the transformer's part of the adapter metadata."""
+    try:
+        with safe_open(file, "pt") as opened:
+            shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            config = json.loads((opened.metadata() or {}).get(METADATA, "{}"))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"{key}: {file} cannot be read as safetensors ({error}); give a LoRA file") from None
+    return shapes, {k.removeprefix(PREFIX): value for k, value in config.items() if k.startswith(PREFIX)}
+
+
+def locate(path: Path, key: str) -> Path:
+    """The file itself, or the one in the folder."""
+    if path.is_dir():
+        if (path / LORA_FILE).is_file():
+            return path / LORA_FILE
+        files = sorted(path.glob("*.safetensors"))
+        if len(files) == 1:
+            return files[0]
+        inside = f"; did you mean {path / 'lora'}?" if (path / "lora" / LORA_FILE).is_file() else ""
+        raise InputError(
+            f"{key}: {path} holds {len(files)} .safetensors files and no {LORA_FILE}{inside or '; name one'}"
+        )
+    if not path.is_file():
+        raise InputError(f"{key}: no such file or folder: {path}. Give a LoRA that diffusers' save_lora_weights wrote")
+    return path
+
+
+def _is_plain(name: str) -> bool:
+    return name.startswith(PREFIX) and name.endswith(KINDS)
+
+
+def _other_model(file: Path, name: str) -> str:
+    return f"{file} is a LoRA of another model: it adapts the layer {_layer(name)}"
+
+
+def _layer(name: str) -> str:
+    return name.removeprefix(PREFIX).removesuffix(KINDS[0]).removesuffix(KINDS[1])

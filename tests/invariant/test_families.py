@@ -1,0 +1,136 @@
+"""Every family through the command line: its recipe, shrunk to a tiny pipeline, trains, is evaluated and exported, and
+plain diffusers with the exported LoRA draws what we draw."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import families
+from marble_rl import load_config
+from marble_rl.config.schema import (
+    AdvantagesConfig,
+    EvaluationConfig,
+    LoraConfig,
+    LossConfig,
+    MarbleBalance,
+    OptimizerConfig,
+    RolloutConfig,
+)
+from marble_rl.inference import open_target
+from marble_rl.models.tiny import BUILDERS
+from runs import marble, metrics, train
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+IMAGES = """[
+  {name: clipscore, type: clipscore, params: {model: mini}},
+  {name: hpsv2, type: hpsv2, params: {model: mini}},
+  {name: small, type: jpeg_compressibility}]"""
+VIDEOS = """[
+  {name: prompt, type: frames, params: {reward: {type: clipscore, params: {model: mini}}, frames: 2}},
+  {name: steady, type: temporal_consistency, params: {model: mini}},
+  {name: moves, type: motion, params: {target: 0.01}}]"""
+
+
+@dataclass(frozen=True)
+class Case:
+    recipe: str
+    family: families.Family
+    rewards: str
+    """In place of the recipe's: without weights, or with those of the package."""
+
+
+CASES = {
+    "sd3": Case("sd35-medium", families.SD3, IMAGES),
+    "flux": Case("flux-dev", families.FLUX, IMAGES),
+    "qwen_image": Case("qwen-image", families.QWEN, IMAGES),
+    "wan": Case("wan21-t2v-1.3b", families.WAN, VIDEOS),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_train_evaluate_export_and_plain_diffusers(name: str, tmp_path: Path) -> None:
+    case, folder, run = CASES[name], tmp_path / "model", tmp_path / "run"
+    BUILDERS[name](folder)
+    smaller = {
+        "model.path": folder,
+        "model.text_length": case.family.text_length,
+        "lora.rank": 2,
+        "lora.alpha": 6,
+        "rewards": case.rewards,
+        "rollout.groups": 3,
+        "rollout.group_size": 2,
+        "rollout.steps": 3,
+        "rollout.batch_size": 2,
+        **{f"rollout.{key}": value for key, value in case.family.size.items()},
+        "loss.timesteps_per_sample": 1,
+        "balance.refresh_every": 2,
+        "optimizer.lr": 0.05,
+        "trainer.steps": 3,
+        "trainer.micro_batch": 3,
+        "evaluation.steps": 2,
+        "evaluation.limit": 1,
+    }
+    overrides = [word for key, value in smaller.items() for word in ("--set", f"{key}={value}")]
+    train(CONFIGS / f"{case.recipe}.yaml", run, *overrides)
+    lines = metrics(run)
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    rewards = [reward.name for reward in load_config(run / "config.json").rewards]
+    assert len(rewards) == 3
+    assert all(math.isfinite(line[f"reward/{reward}"]) for line in lines for reward in rewards)
+    assert ["qp/norm" in line for line in lines] == [True, False, True]
+
+    evaluated = marble("evaluate", run, "--json")
+    assert evaluated.code == 0, evaluated.err
+    means = {weights: found["means"] for weights, found in json.loads(evaluated.out)["weights"].items()}
+    assert means["base"].keys() == means["ema"].keys() == set(rewards)
+    assert means["base"] != means["ema"]
+
+    exported = marble("export", run, "--out", tmp_path / "lora")
+    assert exported.code == 0, exported.err
+    opened = open_target(str(run))
+    assert opened.policy is not None
+    x0 = families.assert_plain_diffusers_with_the_lora_samples_as_we_do(
+        case.family, folder, opened.model, opened.policy, tmp_path / "lora"
+    )
+    merged = marble("export", run, "--out", tmp_path / "merged", "--merged")
+    assert merged.code == 0, merged.err
+    whole = case.family.theirs(case.family.plain(tmp_path / "merged", opened.model), opened.model, "latent")
+    torch.testing.assert_close(case.family.pack(x0), whole, atol=1e-4, rtol=0)
+    card = (tmp_path / "lora" / "README.md").read_text()
+    assert f"pipe = {opened.model.plain_call()[0]}.from_pretrained" in card
+    assert all(f"| {reward} | {mean:.4f} |" in card for reward, mean in means["base"].items())
+
+
+def test_the_paper_s_recipe_has_the_paper_s_settings() -> None:
+    """Written out in it, and our defaults."""
+    config = load_config(CONFIGS / "sd35-medium.yaml")
+    size = {"height": 512, "width": 512, "batch_size": config.rollout.batch_size}
+    assert config.rollout == RolloutConfig(**size)
+    assert (config.rollout.groups, config.rollout.group_size, config.rollout.steps) == (48, 24, 25)
+    assert config.lora == LoraConfig(rank=32, alpha=64)
+    assert config.loss == LossConfig(beta=0.1, adv_clip=5, kl_weight=1e-4, timestep_fraction=0.99)
+    assert config.advantages == AdvantagesConfig(std="group")
+    assert config.balance == MarbleBalance(refresh_every=10, ema_decay=0.7, uniform_after=900)
+    assert config.optimizer == OptimizerConfig(
+        lr=3e-4, betas=(0.9, 0.999), weight_decay=1e-4, grad_clip=1, ema_decay=0.9
+    )
+    assert (config.evaluation.steps, config.evaluation.solver) == (40, "euler")
+    assert config.evaluation == EvaluationConfig(batch_size=config.evaluation.batch_size)
+    assert config.trained_rewards == ("clipscore", "pickscore", "hpsv2", "ocr", "geneval")
+    assert [reward.name for reward in config.rewards if reward.held_out] == ["imagereward", "aesthetic"]
+
+
+RECIPES = [*(case.recipe for case in CASES.values()), "sd35-medium-24gb"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_checked_without_the_hub(recipe: str) -> None:
+    """conftest.py forbids the hub."""
+    outcome = marble("config", "check", CONFIGS / f"{recipe}.yaml")
+    assert outcome.code == 0, outcome.err
