@@ -129,6 +129,9 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
         name: ["train", config, "--out", folder / name, *[part for change in sets for part in ("--set", change)]]
         for name, sets in changes.items()
     }
+    resumed = ["train", config, "--out", folder / "resumed", "--set"]
+    commands["begun"] = [*resumed, "trainer.steps=3"]
+    commands["resumed"] = [*resumed, "trainer.steps=5", "--resume"]
     commands["continued"] = ["train", config, "--out", folder / "continued", "--resume"]
     commands["evaluated"] = ["evaluate", folder / "run", "--out", folder / "evaluated"]
     commands["sample"] = ["sample", folder / "run", "--prompt", "a cup"]
@@ -160,6 +163,11 @@ def test_a_sharded_base_model_changes_nothing(two: Launched) -> None:
     assert two.codes["sharded"] == 0, two.log
     assert "base model sharded: 38,856 of 77,712 parameters" in two.log
     assert torch.equal(weights(two.folder / "sharded"), weights(two.folder / "run"))
+
+
+def test_a_resumed_run_of_two_is_the_uninterrupted_one_bit_for_bit(two: Launched) -> None:
+    assert (two.codes["begun"], two.codes["resumed"]) == (0, 0), two.log
+    assert torch.equal(weights(two.folder / "resumed"), weights(two.folder / "run"))
 
 
 def test_a_run_of_one_process_is_continued_by_two(alone: Path, two: Launched) -> None:
