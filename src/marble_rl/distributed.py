@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from marble_rl.errors import InputError, MarbleError, RunStopped
+from marble_rl.errors import InputError, MarbleError, ProcessFailed, RunStopped
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def leave(error: MarbleError | None = None) -> None:
         from marble_rl.processes import Processes
 
         assert isinstance(_joined, Processes)
-        _joined.leave(together=error is None or error.shared)
+        _joined.leave(together=error is None or (error.shared and not isinstance(error, ProcessFailed)))
         _joined = None
 
 

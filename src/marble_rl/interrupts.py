@@ -21,12 +21,15 @@ class Interrupts:
         notice: Callable[[str], None],
         doing: str = "finishing this step, then saving",
         agree: Callable[[int], int] = lambda signum: signum,
+        launched: bool = False,
     ) -> None:
-        """``agree`` makes one signal (0 for none) of those that each process of the run has noted."""
+        """``agree`` makes one signal (0 for none) of those that each process of the run has noted. ``launched``: the
+        signals come through a launcher, perhaps twice; it has its own way to end a process at once."""
         self._received: int | None = None
         self._notice = notice
         self._doing = doing
         self._agree = agree
+        self._launched = launched
         self._previous: dict[int, Any] = {}
 
     def pending(self) -> bool:
@@ -54,7 +57,9 @@ class Interrupts:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self._received is not None:
+            if self._launched:
+                return
             raise KeyboardInterrupt
         self._received = signum
         name = signal.Signals(signum).name
-        self._notice(f"{name}: {self._doing}. Once more stops at once.")
+        self._notice(f"{name}: {self._doing}." + ("" if self._launched else " Once more stops at once."))

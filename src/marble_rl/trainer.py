@@ -117,7 +117,7 @@ class Trainer:
         """Run to the last step; raises RunStopped or Interrupted with everything saved."""
         steps = self.config.trainer.steps
         metrics: Metrics = {}
-        interrupts = Interrupts(self._say, agree=self.world.largest)
+        interrupts = Interrupts(self._say, agree=self.world.largest, launched=self.world.size > 1)
         with self.folder.opened(self.config, self.world), interrupts:
             with self.world.agreed(), memory_errors(lambda: "loading"):
                 self._load()

@@ -99,17 +99,6 @@ class Rollout:
     sigmas: Tensor
     """[T + 1] the noise levels sampled with, descending, the last one 0"""
 
-    @property
-    def group_ids(self) -> Tensor:
-        """[N] dataset index of each sample's prompt."""
-        indices = torch.tensor([group.prompt.index for group in self.groups])
-        return indices.repeat_interleave(self.group_size)
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        """Prompt of each of the N samples."""
-        return [group.prompt for group in self.groups for _ in range(self.group_size)]
-
     def update_rows(self, update: int) -> range:
         """The rows here that the rollout's ``update``-th optimizer update trains on (they stand together)."""
         return self._rows([i for i, group in enumerate(self.groups) if group.update == update])

@@ -63,13 +63,14 @@ def launch(folder: Path, processes: int, commands: list[list[object]], *options:
     folder.mkdir(exist_ok=True)
     (folder / "commands.json").write_text(json.dumps([[str(part) for part in command] for command in commands]))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return subprocess.Popen(
-        [*torchrun, "--monitor-interval", "0.1", *options, str(TESTS / "launched.py"), str(folder)],
-        stdout=open(folder / "log", "w"),
-        stderr=subprocess.STDOUT,
-        cwd=TESTS,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    with open(folder / "log", "w") as log:
+        return subprocess.Popen(
+            [*torchrun, "--monitor-interval", "0.1", *options, str(TESTS / "launched.py"), str(folder)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=TESTS,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,16 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
         "run": [],
         "sharded": ["trainer.shard_base=true"],
         "uneven": LAZY_AND_UNEVEN,
-        "failed": [failing("odd")],
-        "failed-sharded": [failing("strange"), "trainer.shard_base=true"],
+        "failed": [failing("odd"), "trainer.eval_every=null"],
+        "failed-sharded": [failing("strange"), "trainer.eval_every=null", "trainer.shard_base=true"],
     }
     commands: dict[str, list[object]] = {
         name: ["train", config, "--out", folder / name, *[part for change in sets for part in ("--set", change)]]
         for name, sets in changes.items()
     }
+    resumed = ["train", config, "--out", folder / "resumed", "--set"]
+    commands["begun"] = [*resumed, "trainer.steps=3"]
+    commands["resumed"] = [*resumed, "trainer.steps=5", "--resume"]
     commands["continued"] = ["train", config, "--out", folder / "continued", "--resume"]
     commands["evaluated"] = ["evaluate", folder / "run", "--out", folder / "evaluated"]
     commands["sample"] = ["sample", folder / "run", "--prompt", "a cup"]
@@ -161,14 +165,19 @@ def test_a_sharded_base_model_changes_nothing(two: Launched) -> None:
     assert torch.equal(weights(two.folder / "sharded"), weights(two.folder / "run"))
 
 
+def test_a_resumed_run_of_two_is_the_uninterrupted_one_bit_for_bit(two: Launched) -> None:
+    assert (two.codes["begun"], two.codes["resumed"]) == (0, 0), two.log
+    assert torch.equal(weights(two.folder / "resumed"), weights(two.folder / "run"))
+
+
 def test_a_run_of_one_process_is_continued_by_two(alone: Path, two: Launched) -> None:
     assert two.codes["continued"] == 0, two.log
     assert_same_run(two.folder / "continued", alone)
 
 
 @pytest.mark.parametrize(("run", "reward"), [("failed", "odd"), ("failed-sharded", "strange")])
-def test_a_reward_that_fails_in_one_process_stops_all(two: Launched, tmp_path: Path, run: str, reward: str) -> None:
-    """Stopped after the same step, told once, saved, and continued by one process where the reward behaves."""
+def test_a_reward_that_fails_in_one_process_stops_all(two: Launched, run: str, reward: str) -> None:
+    """After the same step, told once, saved."""
     assert two.code != 0
     assert two.codes[run] == 3, two.log
     assert two.log.count(f"stopped: reward '{reward}' failed after 1 attempt on an image of prompt") == 1
@@ -178,10 +187,14 @@ def test_a_reward_that_fails_in_one_process_stops_all(two: Launched, tmp_path: P
     assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step-3", "step-4"]
     assert len(metrics(folder)) == 4
 
-    shutil.copytree(folder, tmp_path / "run")
-    outcome = train(two.config, tmp_path / "run", "--resume", "--set", failing(reward))
+
+def test_a_run_of_two_processes_is_continued_by_one(two: Launched, tmp_path: Path) -> None:
+    """Where the reward behaves: the one that failed above, with the base model sharded and now whole."""
+    shutil.copytree(two.folder / "failed-sharded", tmp_path / "run")
+    same = ["--set", failing("strange"), "--set", "trainer.eval_every=null"]
+    outcome = train(two.config, tmp_path / "run", "--resume", *same)
     assert "not the run that was begun" not in outcome.err
-    train(two.config, tmp_path / "alone", "--set", failing(reward))
+    train(two.config, tmp_path / "alone", *same)
     assert_same_run(tmp_path / "run", tmp_path / "alone")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -207,6 +208,15 @@ def test_a_signal_that_one_process_got_stops_all() -> None:
         return interrupts.pending()
 
     assert in_threads(3, received) == [True, True, True]
+
+
+def test_a_launcher_may_hand_on_a_signal_twice() -> None:
+    told: list[str] = []
+    with Interrupts(told.append, launched=True) as interrupts:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupts.pending()
+    assert told == ["SIGTERM: finishing this step, then saving."]
 
 
 def test_what_must_be_the_same_everywhere() -> None:
