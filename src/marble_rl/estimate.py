@@ -24,7 +24,7 @@ from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
 from marble_rl.errors import InputError
 from marble_rl.gradients.fused import Mixing
-from marble_rl.losses.nft import nft_loss, reference_divergence
+from marble_rl.losses.nft import nft_loss
 from marble_rl.mini import embedded
 from marble_rl.models import PIPELINE, adapter_of
 from marble_rl.models.lora import LoraPolicy
@@ -123,13 +123,7 @@ def describe(found: Estimate, config: RunConfig, device: torch.device) -> list[s
 def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimate:
     """Of a run of the pipeline whose configs lie in ``folder``."""
     model = build_empty(config, folder)
-    vae = model.pipeline.vae
-    modules = {"transformer": model.transformer, "vae": vae}
-    modules |= {name: part for name in model.text_parts if (part := getattr(model.pipeline, name)) is not None}
-    parameters = {name: _count(part) for name, part in modules.items()}
-    held = {name: _bytes(part, memory.vae_dtype if name == "vae" else memory.dtype) for name, part in modules.items()}
-    if memory.quantize is not None:
-        held["transformer"] = _quantised(model.transformer, memory)
+    parameters, held = sizes(model, memory)
     with torch.device("meta"):
         LoraPolicy(model.transformer, config.lora, model.lora_targets, seed=0)
     adapter = sum(p.numel() for p in model.transformer.parameters() if p.requires_grad)
@@ -140,7 +134,7 @@ def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimat
     samples = rollout.groups * rollout.group_size
     conditioning = model.blank_conditioning(1).bytes * (1 if memory.dtype == torch.float32 else 0.5)
     _set_dtype(model.transformer, memory.dtype)
-    _set_dtype(vae, memory.vae_dtype)
+    _set_dtype(model.pipeline.vae, memory.vae_dtype)
     model.save_memory(replace(memory, gradient_checkpointing=False))
     with torch.device("meta"), _as_on_cuda(memory.vae_dtype):
         decoding, pixels = _decoding(model, rollout.images_at_once, shape)
@@ -207,7 +201,10 @@ def build_empty(config: RunConfig, folder: Path) -> PipelineModel:
                 parts[name] = cls(cls.config_class.from_pretrained(str(folder / name)))
             parts[name].tie_weights()
     text_length = config.model.text_length or min(adapter.default_text, _tokens(folder / adapter.text_tokenizer))
-    return adapter(adapter.pipeline_class(**parts), torch.device("meta"), text_length, config.model.guidance)
+    pipeline = adapter.pipeline_class(**parts)
+    if hasattr(pipeline, "tokenizer_max_length"):
+        pipeline.tokenizer_max_length = min(pipeline.tokenizer_max_length, _tokens(folder / "tokenizer"))
+    return adapter(pipeline, torch.device("meta"), text_length, config.model.guidance)
 
 
 def _tokens(tokenizer: Path) -> int:
@@ -233,20 +230,18 @@ def _decoding(model: PipelineModel, rows: int, shape: tuple[int, ...]) -> tuple[
 
 
 def _training(model: PipelineModel, rows: int, shape: tuple[int, ...], columns: int) -> int:
-    """As in gradients/policy.py: predictions, loss, one pass for all columns, one for the shared part."""
+    """As in gradients/policy.py, where memory is highest: the trained policy's prediction, and the first pass back."""
     params = [p for p in model.transformer.parameters() if p.requires_grad]
     buffer = torch.empty(columns, sum(p.numel() for p in params))  # counted apart
     with Allocations() as counted:
         x0, x_t, sigma = torch.empty(rows, *shape), torch.empty(rows, *shape), torch.empty(rows)
-        with torch.no_grad():
-            v_old = _predict(model, x_t, sigma)
         v = _predict(model, x_t, sigma)
-        loss = nft_loss(v, v_old, x0, x_t, sigma, beta=0.1)
-        shared = loss.base + reference_divergence(v, v_old)
+        loss = nft_loss(v, v, x0, x_t, sigma, beta=0.1)
         if columns:
             with Mixing(params, rows, [(torch.empty(columns, rows), buffer)]).during_backward():
                 torch.autograd.grad(loss.slope, params, torch.ones(rows), retain_graph=True, allow_unused=True)
-        torch.autograd.grad(shared, params, torch.ones(rows), allow_unused=True)
+        else:
+            torch.autograd.grad(loss.base, params, torch.ones(rows), allow_unused=True)
     return counted.peak
 
 
@@ -325,9 +320,23 @@ def _count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+def sizes(model: PipelineModel, memory: MemorySettings) -> tuple[dict[str, int], dict[str, int]]:
+    """Parameters, and their bytes, of the transformer, the autoencoder and every text encoder."""
+    modules = {"transformer": model.transformer, "vae": model.pipeline.vae}
+    modules |= {name: part for name in model.text_parts if (part := getattr(model.pipeline, name)) is not None}
+    held = {name: _bytes(part, memory.vae_dtype if name == "vae" else memory.dtype) for name, part in modules.items()}
+    if memory.quantize is not None:
+        held["transformer"] = _quantised(model.transformer, memory)
+    return {name: _count(part) for name, part in modules.items()}, held
+
+
 def _bytes(module: nn.Module, dtype: torch.dtype) -> int:
-    """diffusers and transformers hold some layers in float32 whatever is asked for."""
-    kept = tuple(getattr(module, "_keep_in_fp32_modules", None) or ())
+    """Some layers stay in float32: diffusers' always, transformers' in float16 only."""
+    from diffusers import ModelMixin
+
+    kept: tuple[str, ...] = ()
+    if dtype == torch.float16 or isinstance(module, ModelMixin):
+        kept = tuple(getattr(module, "_keep_in_fp32_modules", None) or ())
     wide = sum(p.numel() for n, p in module.named_parameters() if any(part in n.split(".") for part in kept))
     return wide * FLOAT + (_count(module) - wide) * dtype.itemsize
 
