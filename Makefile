@@ -24,6 +24,7 @@ test: $(READY) lint
 	$(RUN) $(BIN)/pytest -n 2 -m "not full"
 
 test-full: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torchao  # model.quantize: int8
 	$(RUN) $(BIN)/pytest -n 2 -m full
 
 # On a machine with a CUDA card; ends with a block to paste into an issue. SMOKE="--device cuda:1" takes another card.

@@ -293,12 +293,47 @@ def bench(
 
 
 @config_app.command("show", epilog="Example: marble config show configs/tiny.yaml --set trainer.steps=5")
-def config_show(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print the resolved config, defaults included."""
+def config_show(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    estimate: Annotated[
+        bool | None,
+        typer.Option(help="Memory that the run needs, from the model's configs. Default: yes, with --json no."),
+    ] = None,
+    on: Annotated[
+        str | None, typer.Option(help="Estimate for this device: cpu or cuda. Default: the config's.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the resolved config, defaults included, and an estimate of its memory as comments at the end."""
     from marble_rl.config import dump_config, load_config, to_yaml
 
     run = load_config(config, overrides or [])
-    typer.echo(dump_config(run) if as_json else to_yaml(run), nl=False)
+    if not as_json:
+        typer.echo(to_yaml(run), nl=False)
+        if estimate is not False:
+            for line in _estimated(run, on)[1]:
+                typer.echo(f"# {line}".rstrip())
+    elif estimate:
+        _print_json({"config": json.loads(dump_config(run)), "estimate": _estimated(run, on)[0]})
+    else:
+        typer.echo(dump_config(run), nl=False)
+
+
+def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, list[str]]:
+    """For programs, and in lines for people; a model that is out of reach is no error."""
+    _quiet_libraries()
+    import torch
+
+    from marble_rl.estimate import describe, estimate_run
+    from marble_rl.models import pick_device
+
+    try:
+        device = pick_device(run.model.device) if on is None else torch.device(on)
+        found = estimate_run(run, device)
+    except InputError as error:
+        return None, [f"Memory: no estimate. {error}"]
+    return found.to_json(), describe(found, run, device)
 
 
 @config_app.command("check", epilog="Example: marble config check configs/tiny.yaml")

@@ -66,7 +66,7 @@ class Conditioning:
     def bytes(self) -> int:
         """In memory."""
         tensors = [getattr(self, f.name) for f in dataclasses.fields(self)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
     @classmethod
     def cat(cls: type[ConditioningT], items: Sequence[ConditioningT]) -> ConditioningT:

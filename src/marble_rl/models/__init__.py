@@ -48,13 +48,13 @@ def check_model_settings(
     folder = Path(embedded(path, PIPELINE))
     given = {text_length, guidance, frames} != {None}
     if given and folder.is_dir():  # otherwise there is no need to import diffusers
-        _adapter(folder / "model_index.json").check_settings(text_length, guidance, frames)
+        adapter_of(folder / "model_index.json").check_settings(text_length, guidance, frames)
 
 
 def known_media(path: str) -> Media | None:
     """What the model makes, where that can be told without the hub."""
     folder = Path(embedded(path, PIPELINE))
-    return _adapter(folder / "model_index.json").media() if folder.is_dir() else None
+    return adapter_of(folder / "model_index.json").media() if folder.is_dir() else None
 
 
 def load_model(
@@ -70,7 +70,7 @@ def load_model(
     index = Path(path) / "model_index.json"
     if not index.exists():
         index = hub.download("model.path", path, "model_index.json")
-    adapter = _adapter(index)
+    adapter = adapter_of(index)
     adapter.check_settings(text_length, guidance)
     if memory is not None and memory.quantize is not None:
         check_quantization(memory.quantize, device)
@@ -104,7 +104,7 @@ def pick_device(name: str, key: str = "model.device") -> torch.device:
     return device
 
 
-def _adapter(index: Path) -> type[DiffusionModel]:
+def adapter_of(index: Path) -> type[DiffusionModel]:
     """Of the pipeline whose model_index.json this is."""
     module, _, name = FAMILIES[_family(index, "model.path")].partition(":")
     adapter: type[DiffusionModel] = getattr(importlib.import_module(module), name)
