@@ -43,7 +43,9 @@ def run_comparison(
         console.print(text, markup=False, soft_wrap=True, highlight=False)
 
     jobs = plan_jobs(config, overrides, methods, seeds, out)
-    check_inputs(jobs[0].config)
+    for job in jobs:
+        if job.seed == seeds[0]:  # seeds differ in nothing that can be wrong
+            check_inputs(job.config)
     with locked(out) as lock:
         left = remaining_jobs(jobs, fresh=fresh, notice=say)
         _check_against(against, jobs, out)

@@ -52,7 +52,8 @@ def _marble(name: str, about: str, **changes: Any) -> Method:
 def _base(config: RunConfig) -> Method:
     # A run of one small step, whose adapter is switched off in the evaluation: so the base model is loaded and sampled
     # exactly as the others are.
-    overrides = ('balance={"type": "weighted_sum"}', "trainer.steps=1", "rollout.groups=2", "rollout.updates=1")
+    small = ("rollout.group_size=2", "rollout.batch_size=null", "loss.timesteps_per_sample=1", "trainer.steps=1")
+    overrides = ('balance={"type": "weighted_sum"}', *small)
     return Method("base", "the model as it is, without training", overrides, weights="base")
 
 

@@ -30,6 +30,10 @@ def draw(comparison: Comparison, file: Path) -> None:
         colour = BLUE if row.method.startswith(HIGHLIGHTED) else RED if row.method == comparison.against else GREY
         left.plot([found.low, found.high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
         left.plot(found.mean, place, marker="o", color=colour, linestyle="")
+    means = [row.figures[COMPOSITE].mean for row in rows]
+    room = max(1.0, 2 * (max(means) - min(means)))
+    low, high = left.get_xlim()
+    left.set_xlim(max(low, min(means) - room), min(high, max(means) + room))  # one wide interval must not hide the rest
     left.axvline(0.0, color="#cccccc", linewidth=1, zorder=0)
     left.set_yticks(list(places), [f"{row.method}  (n={len(row.seeds)})" for row in rows])
     left.set_ylim(-0.6, len(rows) - 0.4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,9 +43,11 @@ def print_report(comparison: Comparison, console: Console) -> None:
             table.add_column(escape(name.replace(" ", "\n")), justify="right" if i else "left")
         for row in body:
             table.add_row(*(escape(cell.replace("**", "").replace(" ±", "\n±")) for cell in row))
-        # A file or a pipe has no width: nothing is folded there.
-        wide = console.measure(table, options=console.options.update(width=1000)).maximum
-        console.print(table, width=console.width if console.is_terminal else wide, crop=False)
+        if not console.is_terminal:  # a file has no width: nothing is folded there
+            console.width = max(
+                console.width, console.measure(table, options=console.options.update(width=1000)).maximum
+            )
+        console.print(table)
     for line in notes(comparison):
         console.print(line, style="dim", markup=False, highlight=False)
 
@@ -67,6 +71,9 @@ def notes(comparison: Comparison) -> list[str]:
         f"{comparison.prompts} held-out prompts x {comparison.images_per_prompt} images; "
         "mean over n seeds ± half the 95 % interval (Student's t over seeds)"
     ]
+    budgets = {(row.steps, row.images_per_step) for row in comparison.rows if row.train_seconds}
+    if len(budgets) == 1:
+        lines.append("every training: {} steps of {} images".format(*budgets.pop()))
     if any(interval.over == "prompts" for interval in shown):
         lines.append(
             "† one seed only: bootstrap over its prompts, which knows nothing of how much another training would differ"
@@ -111,17 +118,18 @@ def tidy_csv(comparison: Comparison) -> str:
 def _tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
     """(title, head, body) of each."""
     heads = [f"{name}*" if name in comparison.held_out else name for name in comparison.columns]
-    best = {name: max(row.figures[name].mean for row in comparison.rows) for name in comparison.columns}
+    columns = {name: [row.figures[name] for row in comparison.rows] for name in comparison.columns}
     body = []
     for row in comparison.rows:
-        cells = [_figure(row.figures[name], name, best[name]) for name in comparison.columns]
+        cells = [_figure(row.figures[name], column, signed=name == COMPOSITE) for name, column in columns.items()]
         body.append([row.method, str(len(row.seeds)), *cells, _minutes(row), _seconds(row)])
     tables = [("Held-out rewards", ["method", "n", *heads, "minutes", "s/step"], body)]
     compared = [row for row in comparison.rows if row.differences]
     if compared:
         body = []
+        columns = {name: [row.differences[name] for row in compared] for name in comparison.columns}
         for row in compared:
-            cells = [_change(row.differences[name]) for name in comparison.columns]
+            cells = [_change(row.differences[name], column) for name, column in columns.items()]
             body.append([row.method, str(row.differences[COMPOSITE].n), *cells])
         tables.append((f"Difference to {comparison.against}, paired by seed", ["method", "n", *heads], body))
     refreshed = [row for row in comparison.rows if "heldout/min_cos" in row.training]
@@ -133,21 +141,22 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]
     return tables
 
 
-def _decimals(scale: float) -> int:
-    """Three significant digits and more of a figure of this size."""
-    return 2 if scale >= 10 else 3
+def _places(column: list[Interval]) -> int:
+    """Decimals of a column: two significant digits of a typical interval."""
+    typical = statistics.median(interval.half_width for interval in column)
+    return 3 if typical <= 0 else min(6, max(0, 1 - math.floor(math.log10(typical))))
 
 
-def _figure(interval: Interval, name: str, best: float) -> str:
-    signed = "+" if name == COMPOSITE else ""
-    places = _decimals(abs(interval.mean))
-    text = f"{interval.mean:{signed}.{places}f}"
-    text = f"**{text}**" if interval.mean == best else text
+def _figure(interval: Interval, column: list[Interval], *, signed: bool) -> str:
+    places = _places(column)
+    text = f"{interval.mean:{'+' if signed else ''}.{places}f}"
+    if interval.mean == max(other.mean for other in column):
+        text = f"**{text}**"
     return f"{text} ±{interval.half_width:.{places}f}{_mark(interval)}"
 
 
-def _change(interval: Interval) -> str:
-    places = _decimals(abs(interval.mean))
+def _change(interval: Interval, column: list[Interval]) -> str:
+    places = _places(column)
     verdict = ("▲ " if interval.mean > 0 else "▼ ") if interval.significant else ""
     return f"{verdict}{interval.mean:+.{places}f} ±{interval.half_width:.{places}f}{_mark(interval)}"
 

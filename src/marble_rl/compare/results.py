@@ -60,6 +60,8 @@ class JobResult:
     prompts_hash: str = ""
     per_prompt: dict[str, list[float | None]] = field(default_factory=dict)
     """Mean over a prompt's images, by reward; null where it does not apply."""
+    steps: int = 0
+    images_per_step: int = 0
     train_seconds: float = 0.0
     """In steps; loading models is not counted."""
     seconds_per_step: float = 0.0
@@ -91,6 +93,7 @@ def job_result(job: Job, **figures: Any) -> JobResult:
 def finished(job: Job, evaluation: dict[str, Any], evaluate_seconds: float) -> JobResult:
     """From the scores.json of `marble evaluate` and the run's metrics.jsonl."""
     (weights,) = evaluation["weights"].values()
+    rollout = job.config.rollout
     lines = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     trained = job.method.weights != "base"
     return job_result(
@@ -98,6 +101,8 @@ def finished(job: Job, evaluation: dict[str, Any], evaluate_seconds: float) -> J
         means=weights["means"],
         held_out=evaluation["held_out_rewards"],
         **_per_prompt(weights["images"], list(weights["means"])),
+        steps=job.config.trainer.steps if trained else 0,
+        images_per_step=rollout.groups * rollout.group_size // rollout.updates if trained else 0,
         evaluate_seconds=round(evaluate_seconds, 3),
         **(_training(lines) if trained else {}),
     )

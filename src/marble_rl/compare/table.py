@@ -31,6 +31,8 @@ class Row:
     """By reward: z-score of the mean across the methods."""
     differences: dict[str, Interval]
     """To the method compared with, on the seeds that both have; empty where there is none."""
+    steps: int
+    images_per_step: int
     train_seconds: float
     """Mean over seeds, as are the following."""
     seconds_per_step: float
@@ -124,6 +126,8 @@ def _row(group: list[JobResult], figures: Figures, reference: list[JobResult] | 
         figures.of(group),
         figures.z(group),
         figures.differences(group, reference) if reference is not None and compared else {},
+        first.steps,
+        first.images_per_step,
         _mean([result.train_seconds for result in group]),
         _mean([result.seconds_per_step for result in group]),
         {key: _mean([r.training[key] for r in group if key in r.training]) for key in keys},
