@@ -15,7 +15,7 @@ from marble_rl.compare.results import read_results
 from marble_rl.compare.resume import locked, remaining_jobs
 from marble_rl.compare.runner import run_jobs
 from marble_rl.compare.table import Comparison, compare_results
-from marble_rl.config import suggestion
+from marble_rl.config import RunConfig, suggestion
 from marble_rl.errors import InputError, MarbleError
 from marble_rl.inputs import check_inputs
 from marble_rl.interrupts import Interrupts
@@ -43,9 +43,8 @@ def run_comparison(
         console.print(text, markup=False, soft_wrap=True, highlight=False)
 
     jobs = plan_jobs(config, overrides, methods, seeds, out)
-    for job in jobs:
-        if job.seed == seeds[0]:  # seeds differ in nothing that can be wrong
-            check_inputs(job.config)
+    for different in _different_inputs(jobs):
+        check_inputs(different)
     with locked(out) as lock:
         left = remaining_jobs(jobs, fresh=fresh, notice=say)
         _check_against(against, jobs, out)
@@ -87,6 +86,15 @@ def raise_for_holes(comparison: Comparison, out: Path) -> None:
             f"{len(comparison.holes)} job(s) crashed: {names}. What they printed is in {out / JOBS}/*.log; "
             "the same command runs them again"
         )
+
+
+def _different_inputs(jobs: Sequence[Job]) -> list[RunConfig]:
+    """One config of all those that differ in balance and seeds alone."""
+    alike = {}
+    for job in jobs:
+        shared = job.config.model_dump_json(exclude={"balance": True, "trainer": {"seed"}, "evaluation": {"seed"}})
+        alike[shared] = job.config
+    return list(alike.values())
 
 
 def _check_against(against: str | None, jobs: Sequence[Job], out: Path) -> None:
