@@ -53,57 +53,50 @@ def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, interrupts: In
 
 
 class JobProcess:
-    """A job under way: the process that trains, then the one that evaluates."""
+    """A job under way: one process that trains, then evaluates."""
 
     def __init__(self, job: Job, lock: int) -> None:
         self.job = job
         self.stage = "train"
         self.result: JobResult | None = None
         """Set when the job has ended by itself."""
-        self._lock = lock
+        self._began = time.monotonic()
         with storage_errors(str(job.folder)):
             job.folder.mkdir(parents=True, exist_ok=True)
             write_bytes(job.config_file, dump_config(job.config).encode())
             job.result.unlink(missing_ok=True)  # of an attempt that failed
-        # Also for a job that begins: --resume starts a run where there is none.
-        self._process = self._start("train", str(job.config_file), "--out", str(job.run), "--resume")
+            with open(job.log, "ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "marble_rl.compare.child", str(os.getpid()), *self._commands()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},
+                    pass_fds=(lock,),
+                    start_new_session=True,  # Ctrl-C in the terminal reaches this process only, which passes it on once
+                )
 
-    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        self._began = time.monotonic()
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
-        with storage_errors(str(self.job.log)), open(self.job.log, "ab") as log:
-            log.write(f"$ marble {' '.join(arguments)}\n".encode())
-            log.flush()
-            return subprocess.Popen(
-                [sys.executable, "-m", "marble_rl.compare.child", str(os.getpid()), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                pass_fds=(self._lock,),
-                start_new_session=True,  # Ctrl-C in the terminal reaches this process only, which passes it on once
-            )
+    def _commands(self) -> list[str]:
+        job = self.job
+        # --resume also for a job that begins: it starts a run where there is none.
+        train = ["train", str(job.config_file), "--out", str(job.run), "--resume"]
+        evaluate = ["evaluate", str(job.run), "--weights", job.method.weights, "--out", str(job.evaluation)]
+        return [json.dumps(command) for command in (train, [*evaluate, "--device", job.config.model.device])]
 
     def goes_on(self, *, stopping: bool) -> bool:
-        """Whether the job is still under way; begins the evaluation when the training has ended."""
+        """Whether the job is still under way; if not, its result is written."""
+        if self.stage == "train" and (self.job.run / "lora").exists():
+            self.stage, self._began = "evaluate", time.monotonic()
+            if stopping:  # the first signal was used up by a training that ended anyway
+                self.stop()
         code = self._process.poll()
         if code is None:
             return True
-        if code != 0:
-            if not stopping:
-                self._fail(code)
-            return False
-        if self.stage == "evaluate":
+        if code == 0:
             self._finish()
-            return False
-        if stopping:
-            return False
-        self.stage = "evaluate"
-        self._process = self._start(
-            *("evaluate", str(self.job.run), "--weights", self.job.method.weights),
-            *("--out", str(self.job.evaluation), "--device", self.job.config.model.device),
-        )
-        return True
+        elif not stopping:
+            self._fail(code)
+        return False
 
     def steps_done(self) -> int:
         """Of the training, as far as logged."""
