@@ -231,6 +231,7 @@ def compare(
     One job per method and seed. Ctrl-C stops and saves all of them; the same command goes on, and jobs that are
     finished are not run again. Exit code 1 if a job crashed: the table then has a hole.
     """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # imported only where jobs are run
     from dataclasses import asdict
 
     from rich.console import Console

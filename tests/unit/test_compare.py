@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from marble_rl.bootstrap import paired_difference
+from marble_rl.compare.display import Display
 from marble_rl.compare.jobs import Job, config_hash, identity, plan_jobs
 from marble_rl.compare.methods import known_methods, method_sets, sequential_stages, tuned_weights
 from marble_rl.compare.report import markdown
@@ -545,3 +547,23 @@ def test_help_has_an_example() -> None:
     outcome = marble("compare", "--help")
     assert outcome.code == 0
     assert "Example: marble compare" in " ".join(outcome.out.split())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_display_follows_the_jobs(config: Path, terminal: bool) -> None:
+    output = io.StringIO()
+    good, bad, stopped, _ = plan(config)
+    crash = Failure("train", 3, ["stopped: it fell over", ""])
+    with Display(Console(file=output, force_terminal=terminal, width=150), total=4, done=1) as display:
+        for job in (good, bad, stopped):
+            display.began(job)
+            display.progress(job, "train", 5)
+        display.progress(good, "evaluate", 8)
+        display.ended(good, finish(good))
+        display.ended(bad, replace(finish(bad), failed=crash))
+        display.ended(stopped, None)
+    shown = output.getvalue()
+    assert "failed  marble-seed0 (train, exit code 3): stopped: it fell over" in shown
+    assert "stopped weighted_sum-seed1" in shown
+    assert ("all jobs" in shown) is terminal
+    assert ("done    weighted_sum-seed0" in shown) is not terminal

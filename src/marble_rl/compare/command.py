@@ -17,7 +17,6 @@ from marble_rl.compare.runner import run_jobs
 from marble_rl.compare.table import Comparison, compare_results
 from marble_rl.config import RunConfig, suggestion
 from marble_rl.errors import InputError, MarbleError
-from marble_rl.inputs import check_inputs
 from marble_rl.interrupts import Interrupts
 
 
@@ -38,6 +37,7 @@ def run_comparison(
     console: Console,
 ) -> Comparison:
     """Run every job that has no result in ``out`` yet, then make the table of all results there."""
+    from marble_rl.inputs import check_inputs  # brings diffusers, which the table alone does not need
 
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True, highlight=False)
