@@ -262,6 +262,68 @@ def diagnose(
         typer.echo(f"\nWrote {folder / 'diagnosis.json'} and {folder / 'diagnosis.png'}")
 
 
+@app.command(epilog="Example: marble compare configs/mini.yaml --methods base,joint --seeds 0-4 --out runs/compare")
+def compare(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG|DIR", help="YAML file; with --table-only the folder of a comparison.")
+    ],
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Names with commas between them; may be repeated. Sets: joint, specialists, ablations, variants, all. "
+            "weights:1,2 is a weighted sum, name=key=value,... a method of your own. Default: joint."
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Such as 0-4 or 0,1,5.")] = "0-2",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the comparison.")] = Path("runs/compare"),
+    overrides: Overrides = None,
+    against: Annotated[
+        str | None, typer.Option(help="Method that differences are taken to. Default: weighted_sum, if there.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Jobs at a time. Default: one a core, with one thread; on a GPU one.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what was made with another config.")] = False,
+    table_only: Annotated[bool, typer.Option("--table-only", help="Make the table of the results there are.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train several methods under one budget, evaluate all on the same held-out prompts, write the table.
+
+    One job per method and seed. Ctrl-C stops and saves all of them; the same command goes on, and jobs that are
+    finished are not run again. Exit code 1 if a job crashed: the table then has a hole.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # imported only where jobs are run
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from marble_rl.compare.command import make_table, raise_for_holes, run_comparison, show
+    from marble_rl.compare.selection import select_seeds
+
+    if table_only:
+        out = config if config.is_dir() else out
+        found = make_table(out, against=against)
+    elif config.is_dir():
+        raise InputError(f"{config} is a folder; give a config, or --table-only to make the table of what is there")
+    else:
+        found = run_comparison(
+            config,
+            overrides or [],
+            methods or ["joint"],
+            select_seeds(seeds),
+            out,
+            against=against,
+            at_once=jobs,
+            fresh=fresh,
+            console=Console(stderr=True),
+        )
+    if as_json:
+        _print_json(asdict(found))
+    else:
+        show(found, out, Console())
+    raise_for_holes(found, out)
+
+
 @app.command(epilog="Example: marble bench --out runs/bench")
 def bench(
     out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("runs/bench"),

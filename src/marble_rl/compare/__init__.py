@@ -1,0 +1,12 @@
+"""`marble compare`: train several methods under one budget, evaluate them on the same prompts, write the table.
+
+methods.py      what each method changes in the config
+selection.py    from --methods and --seeds to a list of them
+jobs.py         one job per method and seed; what makes two jobs the same
+results.py      the JSON that a job leaves, which is all that the table is made from
+runner.py       runs jobs as processes, several at a time (child.py: one of them, display.py: how it goes)
+statistics.py   z-scores, intervals over seeds and over prompts
+table.py        rows, differences, holes
+report.py       table.md, compare.json, compare.csv (picture.py: compare.png)
+command.py      the command itself
+"""

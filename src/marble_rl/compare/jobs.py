@@ -1,0 +1,148 @@
+"""One job: a method and a seed. Its files, its config, and what makes it the same job as one that was run before.
+
+DIR/jobs/marble-seed0.json     the result: all that the table needs
+DIR/jobs/marble-seed0.log      what its processes printed
+DIR/jobs/marble-seed0/         config.json, run/, evaluation/
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marble_rl.compare.methods import Method
+from marble_rl.compare.selection import select_methods
+from marble_rl.config import RunConfig, load_config
+from marble_rl.storage import file_digest
+
+JOBS = "jobs"
+WITHOUT_EFFECT = {
+    "trainer": ("save_every", "keep_checkpoints", "eval_every"),
+    "model": ("device",),
+    "rewards": ("device", "retries", "backoff", "timeout", "cache"),
+}
+"""Keys that may change between two calls without making it another job. `logging` as a whole is one more."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run, and where."""
+
+    method: Method
+    seed: int
+    config: RunConfig
+    out: Path
+    """Of the whole comparison."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.method.slug}-seed{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        return self.out / JOBS / self.name
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.folder / "evaluation"
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "config.json"
+
+    @property
+    def result(self) -> Path:
+        return self.out / JOBS / f"{self.name}.json"
+
+    @property
+    def log(self) -> Path:
+        return self.out / JOBS / f"{self.name}.log"
+
+
+def plan_jobs(
+    config: Path, overrides: Sequence[str], methods: Sequence[str], seeds: Sequence[int], out: Path
+) -> list[Job]:
+    """Seed by seed, so that a comparison that is stopped early has whole rows of the first seeds.
+
+    A job's seed is that of its training, and is added to that of the evaluation: methods with one seed share prompts,
+    training noise and evaluation noise; another seed is new in all of these.
+    """
+    shared = load_config(config, overrides)
+    jobs = []
+    for seed in seeds:
+        for method in select_methods(methods, shared):
+            settings = [
+                *overrides,
+                *("trainer.eval_every=null", "logging.images_every=null"),  # the evaluation is a step of its own here
+                *method.overrides,
+                f"trainer.seed={seed}",
+                f"evaluation.seed={shared.evaluation.seed + seed}",
+            ]
+            jobs.append(Job(method, seed, load_config(config, settings), out))
+    return jobs
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """What a job's result depends on, and the same on any machine: prompt files by content, a model folder by name.
+
+    Settings at their defaults are left out, so that a new setting does not make old results those of another config.
+    """
+    tree: dict[str, Any] = config.model_dump(mode="json", exclude_defaults=True, exclude={"logging"})
+    for section, keys in WITHOUT_EFFECT.items():
+        for part in tree[section] if isinstance(tree.get(section), list) else [tree.get(section, {})]:
+            for key in keys:
+                part.pop(key, None)
+    if Path(config.model.path).is_dir():
+        tree["model"]["path"] = Path(config.model.path).name
+    for source in [*tree["prompts"]["train"], *(tree["prompts"].get("heldout") or [])]:
+        for place, key in ((source, "file"), (source.get("generate") or {}, "exclude")):
+            if place.get(key) is not None:
+                place[key] = _content(Path(place[key]))
+    return tree
+
+
+def _content(path: Path) -> str:
+    """Name and digest of a prompt file, or of the files in a folder."""
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    digests = [f"{file.name} {file_digest(file)}" for file in files if file.exists()]
+    return f"{path.name} sha256:{hashlib.sha256(' '.join(digests).encode()).hexdigest()[:16]}"
+
+
+def config_hash(tree: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def flat(tree: Any, key: str = "") -> dict[str, Any]:
+    """{dotted key: value} of every leaf."""
+    if isinstance(tree, dict):
+        parts = [flat(value, f"{key}.{name}".lstrip(".")) for name, value in tree.items()]
+    elif isinstance(tree, list):
+        parts = [flat(value, f"{key}.{i}".lstrip(".")) for i, value in enumerate(tree)]
+    else:
+        return {key: tree}
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def changes(before: dict[str, Any], after: dict[str, Any], but: Sequence[str] = ()) -> list[str]:
+    """What differs between two identities, in words; keys under one of ``but`` are not looked at."""
+    old, new = flat(before), flat(after)
+    default = "its default"
+    return [
+        f"{key} was {_shown(old.get(key, default))}, now {_shown(new.get(key, default))}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key, default) != new.get(key, default)
+        and not any(key == name or key.startswith(f"{name}.") for name in but)
+    ]
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

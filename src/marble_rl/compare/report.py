@@ -1,0 +1,177 @@
+"""What a comparison leaves for people and programs: table.md, compare.json, compare.csv, compare.png, and a print."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from marble_rl.compare.picture import draw
+from marble_rl.compare.statistics import COMPOSITE, Interval
+from marble_rl.compare.table import Comparison, Row
+from marble_rl.storage import storage_errors, write_bytes, write_json
+
+HARMONY = {
+    "heldout/min_cos": "held-out worst cosine",
+    "ws_heldout/min_cos": "of the weighted sum",
+    "heldout/conflict": "held-out conflict",
+    "ws_heldout/conflict": "of the weighted sum",
+    "qp/norm": "QP norm",
+}
+
+
+def write_report(comparison: Comparison, out: Path) -> None:
+    with storage_errors(str(out)):
+        write_bytes(out / "table.md", markdown(comparison).encode())
+        write_json(out / "compare.json", asdict(comparison))
+        write_bytes(out / "compare.csv", tidy_csv(comparison).encode())
+        draw(comparison, out / "compare.png")
+
+
+def print_report(comparison: Comparison, console: Console) -> None:
+    for title, head, body in _tables(comparison):
+        table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD)
+        for i, name in enumerate(head):
+            table.add_column(escape(name.replace(" ", "\n")), justify="right" if i else "left")
+        for row in body:
+            table.add_row(*(escape(cell.replace("**", "").replace(" ±", "\n±")) for cell in row))
+        if not console.is_terminal:  # a file has no width: nothing is folded there
+            console.width = max(
+                console.width, console.measure(table, options=console.options.update(width=1000)).maximum
+            )
+        console.print(table)
+    for line in notes(comparison):
+        console.print(line, style="dim", markup=False, highlight=False)
+
+
+def markdown(comparison: Comparison) -> str:
+    parts = ["# Comparison"]
+    for title, head, body in _tables(comparison):
+        lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *body]]
+        parts.append("\n".join([f"## {title}", "", *lines]))
+    parts.append("\n".join(f"- {line}" for line in notes(comparison)))
+    parts.append("![composite and z-scores](compare.png)")
+    about = [f"- `{row.method}`: {row.about}" for row in comparison.rows]
+    parts.append("\n".join(["## Methods", "", *about]))
+    return "\n\n".join(parts) + "\n"
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """How to read the table, and what is wrong with it."""
+    shown = [i for row in comparison.rows for i in (*row.figures.values(), *row.differences.values())]
+    lines = [
+        f"{comparison.prompts} held-out prompts x {comparison.images_per_prompt} images; "
+        "mean over n seeds ± half the 95 % interval (Student's t over seeds)"
+    ]
+    budgets = {(row.steps, row.images_per_step) for row in comparison.rows if row.train_seconds}
+    if len(budgets) == 1:
+        lines.append("every training: {} steps of {} images".format(*budgets.pop()))
+    if any(interval.over == "prompts" for interval in shown):
+        lines.append(
+            "† one seed only: bootstrap over its prompts, which knows nothing of how much another training would differ"
+        )
+    if comparison.held_out:
+        lines.append("* held out: never trained on")
+    lines.append(f"composite: mean over rewards of the z-score across these {len(comparison.rows)} methods")
+    compared = sum(len(row.differences) for row in comparison.rows)
+    if compared:
+        lines.append(
+            f"▲ ▼ the interval of the difference leaves out 0; of {compared} differences without any effect "
+            f"about {round(0.05 * compared)} would"
+        )
+    if comparison.left_out:
+        lines.append(f"left out, because not every result has it: {', '.join(comparison.left_out)}")
+    if len(comparison.versions) > 1:
+        lines.append(f"made with {len(comparison.versions)} different sets of package versions; see the jobs' JSONs")
+    for hole in comparison.holes:
+        lines.append(
+            f"HOLE: {hole.method} seed {hole.seed} crashed ({hole.stage}, exit code {hole.exit_code}): {hole.last_line}"
+        )
+    return lines
+
+
+def tidy_csv(comparison: Comparison) -> str:
+    """One line for each method and column."""
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    head = ["method", "column", "held_out", "mean", "low", "high", "n", "interval_over", "z"]
+    writer.writerow([*head, "difference", "difference_low", "difference_high", "difference_n", "significant"])
+    for row in comparison.rows:
+        for name, figure in row.figures.items():
+            cells = [row.method, name, int(name in comparison.held_out), figure.mean, figure.low, figure.high]
+            cells += [figure.n, figure.over, row.z.get(name, "")]
+            other = row.differences.get(name)
+            if other is not None:
+                cells += [other.mean, other.low, other.high, other.n, int(other.significant)]
+            writer.writerow([*cells, *[""] * (len(head) + 5 - len(cells))])
+    return output.getvalue()
+
+
+def _tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
+    """(title, head, body) of each."""
+    heads = [f"{name}*" if name in comparison.held_out else name for name in comparison.columns]
+    columns = {name: [row.figures[name] for row in comparison.rows] for name in comparison.columns}
+    body = []
+    for row in comparison.rows:
+        cells = [_figure(row.figures[name], column, signed=name == COMPOSITE) for name, column in columns.items()]
+        body.append([row.method, str(len(row.seeds)), *cells, _minutes(row), _seconds(row)])
+    tables = [("Held-out rewards", ["method", "n", *heads, "minutes", "s/step"], body)]
+    compared = [row for row in comparison.rows if row.differences]
+    if compared:
+        body = []
+        columns = {name: [row.differences[name] for row in compared] for name in comparison.columns}
+        for row in compared:
+            cells = [_change(row.differences[name], column) for name, column in columns.items()]
+            body.append([row.method, str(row.differences[COMPOSITE].n), *cells])
+        tables.append((f"Difference to {comparison.against}, paired by seed", ["method", "n", *heads], body))
+    refreshed = [row for row in comparison.rows if "heldout/min_cos" in row.training]
+    if refreshed:
+        trained = [name for name in comparison.rewards if name not in comparison.held_out]
+        keys = [*HARMONY, *(f"alpha_bar/{name}" for name in trained)]
+        body = [[row.method, *(_number(row.training.get(key)) for key in keys)] for row in refreshed]
+        tables.append(("Harmony", ["method", *HARMONY.values(), *(f"alpha_bar {n}" for n in trained)], body))
+    return tables
+
+
+def _places(column: list[Interval]) -> int:
+    """Decimals of a column: two significant digits of a typical interval."""
+    typical = statistics.median(interval.half_width for interval in column)
+    return 3 if typical <= 0 else min(6, max(0, 1 - math.floor(math.log10(typical))))
+
+
+def _figure(interval: Interval, column: list[Interval], *, signed: bool) -> str:
+    places = _places(column)
+    text = f"{interval.mean:{'+' if signed else ''}.{places}f}"
+    if interval.mean == max(other.mean for other in column):
+        text = f"**{text}**"
+    return f"{text} ±{interval.half_width:.{places}f}{_mark(interval)}"
+
+
+def _change(interval: Interval, column: list[Interval]) -> str:
+    places = _places(column)
+    verdict = ("▲ " if interval.mean > 0 else "▼ ") if interval.significant else ""
+    return f"{verdict}{interval.mean:+.{places}f} ±{interval.half_width:.{places}f}{_mark(interval)}"
+
+
+def _mark(interval: Interval) -> str:
+    return "†" if interval.over == "prompts" else ""
+
+
+def _minutes(row: Row) -> str:
+    return f"{row.train_seconds / 60:.1f}" if row.train_seconds else ""
+
+
+def _seconds(row: Row) -> str:
+    return f"{row.seconds_per_step:.2f}" if row.seconds_per_step else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

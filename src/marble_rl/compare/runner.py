@@ -1,0 +1,125 @@
+"""Runs jobs as processes of the command line, several at a time, from one loop in the main thread."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from marble_rl.compare.display import Display
+from marble_rl.compare.jobs import Job
+from marble_rl.compare.results import Failure, JobResult, finished, job_result, write_result
+from marble_rl.config import dump_config
+from marble_rl.interrupts import Interrupts
+from marble_rl.storage import storage_errors, write_bytes
+
+LAST_LINES = 20
+POLL_SECONDS = 0.1
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, interrupts: Interrupts, lock: int) -> list[JobResult]:
+    """Run the jobs; returns the results of those that ended. A crash is a result too, and does not stop the others.
+
+    Where a stop is asked for, each process gets one SIGINT, finishes its step and saves; no other job is begun.
+    """
+    waiting, running, results = list(jobs), list[JobProcess](), list[JobResult]()
+    told_to_stop = False
+    try:
+        while running or (waiting and not interrupts.pending()):
+            if interrupts.pending() and not told_to_stop:
+                told_to_stop = True
+                for process in running:
+                    process.stop()
+            while waiting and len(running) < at_once and not interrupts.pending():
+                running.append(JobProcess(waiting.pop(0), lock))
+                display.began(running[-1].job)
+            for process in list(running):
+                if process.goes_on(stopping=interrupts.pending()):
+                    display.progress(process.job, process.stage, process.steps_done())
+                    continue
+                running.remove(process)
+                if process.result is not None:
+                    results.append(process.result)
+                display.ended(process.job, process.result)
+            time.sleep(POLL_SECONDS)
+    finally:  # a second Ctrl-C, or a fault in here
+        for process in running:
+            process.kill()
+    return results
+
+
+class JobProcess:
+    """A job under way: one process that trains, then evaluates."""
+
+    def __init__(self, job: Job, lock: int) -> None:
+        self.job = job
+        self.stage = "train"
+        self.result: JobResult | None = None
+        """Set when the job has ended by itself."""
+        self._began = time.monotonic()
+        with storage_errors(str(job.folder)):
+            job.folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(job.config_file, dump_config(job.config).encode())
+            job.result.unlink(missing_ok=True)  # of an attempt that failed
+            with open(job.log, "ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "marble_rl.compare.child", str(os.getpid()), *self._commands()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},
+                    pass_fds=(lock,),
+                    start_new_session=True,  # Ctrl-C in the terminal reaches this process only, which passes it on once
+                )
+
+    def _commands(self) -> list[str]:
+        job = self.job
+        # --resume also for a job that begins: it starts a run where there is none.
+        train = ["train", str(job.config_file), "--out", str(job.run), "--resume"]
+        evaluate = ["evaluate", str(job.run), "--weights", job.method.weights, "--out", str(job.evaluation)]
+        return [json.dumps(command) for command in (train, [*evaluate, "--device", job.config.model.device])]
+
+    def goes_on(self, *, stopping: bool) -> bool:
+        """Whether the job is still under way; if not, its result is written."""
+        if self.stage == "train" and (self.job.run / "lora").exists():
+            self.stage, self._began = "evaluate", time.monotonic()
+            if stopping:  # the first signal was used up by a training that ended anyway
+                self.stop()
+        code = self._process.poll()
+        if code is None:
+            return True
+        if code == 0:
+            self._finish()
+        elif not stopping:
+            self._fail(code)
+        return False
+
+    def steps_done(self) -> int:
+        """Of the training, as far as logged."""
+        try:
+            return (self.job.run / "metrics.jsonl").read_bytes().count(b"\n")
+        except OSError:
+            return 0
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    def _finish(self) -> None:
+        evaluation = json.loads((self.job.evaluation / "scores.json").read_text(encoding="utf-8"))
+        self.result = finished(self.job, evaluation, time.monotonic() - self._began)
+        write_result(self.job.result, self.result)
+
+    def _fail(self, code: int) -> None:
+        lines = self.job.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        self.result = job_result(self.job, failed=Failure(self.stage, code, lines[-LAST_LINES:]))
+        write_result(self.job.result, self.result)

@@ -1,0 +1,99 @@
+"""Z-scores, and how sure a mean is: over seeds where there are several, else over prompts."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from marble_rl.bootstrap import LEVEL, RESAMPLES
+
+Array = NDArray[np.float64]
+COMPOSITE = "composite"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    """Seeds."""
+    over: Literal["seeds", "prompts"]
+    """seeds: Student's t over the means of n seeds. prompts: bootstrap over prompts of the one seed there is."""
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.low > 0 or self.high < 0
+
+
+def over_seeds(values: Array) -> Interval:
+    """mean +- t(0.975, n - 1) s / sqrt(n), with s the sample std of the n >= 2 seeds' values [n]."""
+    n = len(values)
+    mean = float(values.mean())
+    error = float(stdtrit(n - 1, (1 + LEVEL) / 2) * values.std(ddof=1) / np.sqrt(n))
+    return Interval(mean, mean - error, mean + error, n, "seeds")
+
+
+def over_prompts(mean: float, resampled: Array) -> Interval:
+    """Percentile interval of one seed's mean, from its values [R] under resampled prompts."""
+    known = resampled[np.isfinite(resampled)]
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if known.size else (mean, mean)
+    return Interval(mean, float(low), float(high), 1, "prompts")
+
+
+def resampled_means(per_prompt: Array) -> Array:
+    """[P, M] scores, NaN where a reward does not apply -> [R, M] means over resampled prompts.
+
+    The draws are the same for every table of P prompts, so differences of two results are paired by prompt. NaN where
+    a reward applies to none of the prompts drawn.
+    """
+    counts = _draws(len(per_prompt))
+    applies = np.isfinite(per_prompt)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((counts @ np.where(applies, per_prompt, 0.0)) / (counts @ applies), dtype=np.float64)
+
+
+@functools.lru_cache(maxsize=1)
+def _draws(prompts: int) -> Array:
+    """[R, P]: how often each prompt is drawn."""
+    dice = np.random.default_rng(0)
+    return dice.multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Mean and population std of each column over the table's rows: what z-scores are relative to. Both [M]."""
+
+    centre: Array
+    spread: Array
+
+    @classmethod
+    def of(cls, table: Array) -> Scale:
+        """``table`` [rows, M]."""
+        return cls(table.mean(axis=0), table.std(axis=0))
+
+    def z(self, values: Array) -> Array:
+        """[..., M]; 0 in a column in which all rows are equal (up to rounding)."""
+        constant = self.spread <= 1e-12 * np.maximum(1e-300, np.abs(self.centre))
+        return np.where(constant, 0.0, (values - self.centre) / np.where(constant, 1.0, self.spread))
+
+    def composite(self, values: Array) -> Array:
+        """[..., M] -> [...]: the mean over metrics of the z-scores. Linear in the values but for a constant."""
+        return np.asarray(self.z(values).mean(axis=-1), dtype=np.float64)
+
+
+def as_array(columns: list[list[Any]]) -> Array:
+    """M lists of P scores, None where a reward does not apply -> [P, M]."""
+    return np.array([[np.nan if v is None else v for v in column] for column in columns], dtype=np.float64).T
