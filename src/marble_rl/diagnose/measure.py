@@ -23,7 +23,6 @@ from marble_rl.inputs import check_inputs
 from marble_rl.models.base import PromptCache
 from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display
-from marble_rl.types import Prompt
 from marble_rl.update import Updater
 
 FIRST_ROLLOUT = 1_000_000
@@ -146,7 +145,8 @@ def _applied(g: Tensor, shared: Tensor, products: Tensor, rule: Rule, updater: U
 
 
 def _samples(experience: Experience, scored: Scored) -> list[Sample]:
-    prompts: list[Prompt] = experience.rollout.prompts
+    rollout = experience.rollout
+    prompts = [group.prompt for group in rollout.drawn for _ in range(rollout.group_size)]
     applicable = scored.table.applicable
     return [
         Sample(
