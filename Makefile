@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # One thread: the models here are small, and two threads on a busy machine can be slower than one.
 RUN := OMP_NUM_THREADS=1
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: demo test test-full lint docs clean
+.PHONY: demo test test-full browser lint docs clean
 
 demo: $(READY)
 	@rm -rf runs/demo
@@ -23,8 +24,12 @@ demo: $(READY)
 test: $(READY) lint
 	$(RUN) $(BIN)/pytest -n 2 -m "not full"
 
-test-full: $(READY)
+test-full: $(READY) browser
 	$(RUN) $(BIN)/pytest -n 2 -m full
+
+# Debian's Chromium, for the tests of pages.
+browser:
+	@command -v chromium >/dev/null || $(SUDO) sh -c "apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium"
 
 lint: $(READY)
 	$(BIN)/ruff check .
