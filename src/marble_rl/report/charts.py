@@ -15,8 +15,8 @@ from markupsafe import Markup
 from marble_rl.bootstrap import Difference
 from marble_rl.report.wording import MINUS, number
 
-CHARACTER = 6.6
-"""Width of one, in the charts' font."""
+CHARACTER = 8
+"""Width of one in the labels at the ends of curves; they are larger on a phone, where the chart is scaled down."""
 LEFT, TOP, BOTTOM = 44, 12, 26
 LINE = 14
 """Least distance of two labels."""

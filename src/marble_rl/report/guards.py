@@ -31,10 +31,7 @@ def guards(run: RunData) -> list[Guard]:
         count = round(math.fsum(clamped.values))
         share = count / max(1, all_advantages)
         found.append(Guard("advantages beyond the clamp", f"{count} of {all_advantages} ({share:.1%})", share < 0.03))
-    for name, series in run.by_reward("guard/no_signal").items():
-        count = sum(v > 0 for v in series.values)
-        text = f"{count} of {len(series.values)} refreshes"
-        found.append(Guard(f"{name}: no gradient in the batch", text, count <= OFTEN * len(series.values)))
+    found += _silent_rewards(run)
     for name, series in run.by_reward("guard/clipped").items():
         text = f"up to {max(series.values):.0%} of the scores"
         found.append(Guard(f"{name}: scores beyond its clip", text, max(series.values) < 0.8))
@@ -60,3 +57,18 @@ def guards(run: RunData) -> list[Guard]:
             if count:
                 found.append(Guard(f"{name}: {kind} at scoring", str(count), False))
     return found
+
+
+def _silent_rewards(run: RunData) -> list[Guard]:
+    """Rewards whose gradient was zero in some batch; one line where there are none."""
+    counts = {
+        name: (sum(v > 0 for v in s.values), len(s.values)) for name, s in run.by_reward("guard/no_signal").items()
+    }
+    silent = [
+        Guard(f"{name}: no gradient in a batch", f"{count} of {total} refreshes", count <= OFTEN * total)
+        for name, (count, total) in counts.items()
+        if count
+    ]
+    refreshes = max((total for _, total in counts.values()), default=0)
+    none = [Guard("rewards without a gradient in a batch", f"0 of {refreshes} refreshes", True)] if refreshes else []
+    return silent or none

@@ -151,8 +151,8 @@ def harmony(run: RunData) -> Section:
         "In high dimensions gradients that have nothing in common are nearly orthogonal, and the best direction for "
         f"{k} orthogonal gradients has the cosine 1/√{k} = {1 / math.sqrt(k):.2f} with each. So an in-batch value near "
         "that line proves nothing: pure noise reaches it, because a batch's noise agrees with itself. On held-out "
-        "prompts noise gives 0 on average, which is why those charts come first. A half batch is noisier than the whole, so "
-        "their size understates what an update achieves; the sign is what counts."
+        "prompts noise gives 0 on average, which is why those charts come first. A half batch is noisier than the "
+        "whole, so their size understates what an update achieves; the sign is what counts."
     )
     why = "Not measured: only runs with balance.type: marble measure it, at their refreshes."
     return Section("harmony", "Harmony", text, charts, _unless_marble(run, why), more)

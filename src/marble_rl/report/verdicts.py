@@ -107,7 +107,7 @@ def serves_every_reward(run: RunData) -> Verdict:
     if found.low > 0:
         return Verdict(claim, "yes", "On average even the worst-served reward gains from an update.", figures)
     if found.high < 0:
-        text = "On average at least one reward gets nothing reliable from an update: the batch is too small for it."
+        text = "On average at least one reward gets nothing reliable from an update; see its signal."
         return Verdict(claim, "no", text, figures)
     text = "Cannot be told: zero lies within the interval, so for the worst-served reward it may be chance."
     return Verdict(claim, "unknown", text, figures)
