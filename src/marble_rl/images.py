@@ -165,8 +165,15 @@ def _write(image: Image.Image, path: Path, kind: str, **options: Any) -> None:
 
 
 def _fit(text: str, width: int, draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """Shorten a caption to the width of the grid."""
+    """Shorten a caption to the width of the grid, by bisection: measuring a long prompt takes long."""
     line = " ".join(text.split())
-    while line and draw.textlength(line, font=font) > width:
-        line = line[:-2].rstrip() + "…" if len(line) > 2 else ""
-    return line
+    if len(line) <= width and draw.textlength(line, font=font) <= width:
+        return line
+    fits, too_long = 0, min(len(line), width)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if draw.textlength(line[:middle] + "…", font=font) <= width:
+            fits = middle
+        else:
+            too_long = middle
+    return line[:fits].rstrip() + "…" if fits else ""

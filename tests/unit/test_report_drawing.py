@@ -15,7 +15,7 @@ from marble_rl.report.charts import LINE, Line, Reference, interval_mark, line_c
 from marble_rl.report.sections import PALETTE
 from marble_rl.report.speed import STAGES
 from marble_rl.report.statistics import mean_interval, rank_correlation, rise, smooth, thinned
-from marble_rl.report.wording import counted, duration, listed, number
+from marble_rl.report.wording import MINUS, counted, duration, listed, number
 
 STYLE = Path(marble_rl.report.__file__).parent / "templates" / "style.css"
 
@@ -67,11 +67,11 @@ def test_rank_correlations_count_orders() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.07381, "0.074"), (6.7401, "6.74"), (-18.219, "−18.2"), (1234.5, "1234"), (2e-7, "2.0e-07")],
+    [(0, "0"), (0.07381, "0.074"), (6.7401, "6.74"), (-18.219, f"{MINUS}18.2"), (1234.5, "1234"), (2e-7, "2.0e-07")],
 )
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text
-    assert number(abs(value), signed=True) == ("0" if value == 0 else "+" + text.lstrip("−"))
+    assert number(abs(value), signed=True) == ("0" if value == 0 else "+" + text.lstrip(MINUS))
 
 
 def test_words() -> None:

@@ -188,7 +188,7 @@ def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
     """As many digits as tell the ticks apart."""
     step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
     if max(abs(tick) for tick in ticks) < 1e-3 or max(abs(tick) for tick in ticks) >= 1e5:
-        return lambda value: f"{value:.0e}".replace("-", MINUS) if value else "0"
+        return lambda value: f"{value:.1e}".replace("-", MINUS) if value else "0"
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     digits += abs(round(step, digits) - step) > 1e-9 * step
     return lambda value: f"{value:.{digits}f}".replace("-", MINUS)

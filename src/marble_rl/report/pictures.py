@@ -62,14 +62,16 @@ class Gallery:
     _full: bool = field(default=False, init=False)
 
     def take(self, image: Image.Image, widest: int) -> Inlined | None:
+        """None once a picture did not fit."""
+        if self._full:
+            return None
         if image.width > widest:
             image = image.resize((widest, max(1, round(image.height * widest / image.width))), Image.Resampling.LANCZOS)
         buffer = io.BytesIO()
         image.convert("RGB").save(buffer, "WEBP", quality=82, method=4)
         text = base64.b64encode(buffer.getvalue()).decode()
         if len(text) > self.left:
-            if not self._full:
-                self.remarks.append("Some pictures were left out to keep this page small.")
+            self.remarks.append("Some pictures were left out to keep this page small.")
             self._full = True
             return None
         self.left -= len(text)

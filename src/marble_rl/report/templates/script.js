@@ -11,8 +11,10 @@
   if (kept("theme")) root.dataset.theme = kept("theme");
   document.querySelector(".theme").addEventListener("click", () => {
     const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-    root.dataset.theme = (root.dataset.theme || system) === "dark" ? "light" : "dark";
-    keep("theme", root.dataset.theme);
+    const next = (root.dataset.theme || system) === "dark" ? "light" : "dark";
+    if (next === system) delete root.dataset.theme;
+    else root.dataset.theme = next;
+    keep("theme", root.dataset.theme || "");
   });
 
   // Cards of one prompt source.
