@@ -276,6 +276,69 @@ def test_a_long_run_with_many_rewards_and_pictures_stays_small(copy: Path, tiny_
     assert html.count("data:image/webp") == 2
 
 
+# A comparison, in the form of `marble compare`.
+
+
+def row(method: str, level: float, seeds: list[int], differences: tuple[float, ...] = ()) -> dict[str, object]:
+    def interval(mean: float) -> dict[str, object]:
+        return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": len(seeds), "over": "seeds"}
+
+    names = ["ocr", "taste", "composite"]
+    return {
+        "method": method,
+        "about": f"about {method}",
+        "seeds": seeds,
+        "figures": {name: interval(level) for name in names},
+        "differences": {name: interval(mean) for name, mean in zip(names, differences, strict=False)},
+        "train_seconds": 60.0,
+        "training": {"heldout/min_cos": 0.125} if method == "marble" else {},
+    }
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    tree = {
+        "rewards": ["ocr", "taste"],
+        "held_out": ["taste"],
+        "against": "weighted_sum",
+        "rows": [
+            row("weighted_sum", 0.5, [0, 1]),
+            row("marble", 0.9, [0, 1], (0.4, -0.4, 0.0)),
+            row("<i>", 0.1, [0], (0.0,)),
+        ],
+        "holes": [{"method": "gdpo", "seed": 3, "stage": "train", "exit_code": 3, "last_line": "<b>full</b>"}],
+        "prompts": 8,
+        "images_per_prompt": 2,
+    }
+    (tmp_path / "compare.json").write_text(json.dumps(tree))
+    return tmp_path
+
+
+def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
+    outcome = marble("report", comparison)
+    assert outcome.code == 0, outcome.err
+    page = Page((comparison / "report.html").read_text())
+    for text in (
+        "Three methods, two rewards",
+        "Better on ocr; worse on taste.",
+        "Is <i> better than weighted_sum?",
+        "one seed: over its prompts, another training may differ",
+        "gdpo seed 3: train ended with exit code 3: <b>full</b>",
+        "0.125",
+    ):
+        assert text in page.text
+    assert page.of("i") == [attributes for attributes in page.of("i") if "swatch" in str(attributes["class"])]
+    assert len(page.of("svg")) == 3
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"rewards": ["a"], "rows": [{}]}'])
+def test_a_comparison_of_another_form_is_refused(comparison: Path, text: str) -> None:
+    (comparison / "compare.json").write_text(text)
+    outcome = marble("report", comparison)
+    assert outcome.code == 2
+    assert "--table-only" in outcome.err
+
+
 # What a run shows: every rule at its border.
 
 

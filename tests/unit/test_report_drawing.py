@@ -67,7 +67,15 @@ def test_rank_correlations_count_orders() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.07381, "0.074"), (6.7401, "6.74"), (-18.219, f"{MINUS}18.2"), (1234.5, "1234"), (2e-7, "2.0e-07")],
+    [
+        (0, "0"),
+        (0.07381, "0.074"),
+        (0.00038, "0.00038"),
+        (6.7401, "6.74"),
+        (-18.219, f"{MINUS}18.2"),
+        (1234.5, "1234"),
+        (2e-7, "2.0e-07"),
+    ],
 )
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text

@@ -18,6 +18,8 @@ from marble_rl.report.wording import MINUS, number
 CHARACTER = 8
 """Width of one in the labels at the ends of curves; they are larger on a phone, where the chart is scaled down."""
 LEFT, TOP, BOTTOM = 44, 12, 26
+MOST_NAME = 22
+"""Characters of a name beside its row."""
 LINE = 14
 """Least distance of two labels."""
 
@@ -144,6 +146,35 @@ def stacked_bars(
     data = frame.hover("step", steps, rows)
     data["at"] = [round(LEFT + room * (i + 0.5), 1) for i in range(len(steps))]
     return Chart(title, _svg(frame, title, parts), data, note)
+
+
+def forest(title: str, rows: Sequence[tuple[str, Difference, str]]) -> Chart:
+    """Means with their intervals, one row for each (name, mean and interval, colour), on one scale."""
+    low, high, ticks = _scale(min(d.low for _, d, _ in rows), max(d.high for _, d, _ in rows))
+    names = [name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…" for name, _, _ in rows]
+    left, width, row = 14 + 6.6 * max(map(len, names)), 340.0, 24.0
+    height = TOP + row * len(rows) + BOTTOM
+
+    def across(value: float) -> float:
+        return round(left + (width - left - 14) * (value - low) / (high - low), 1)
+
+    text = _tick_text(ticks)
+    shown = [tick for tick in ticks if low <= tick <= high][:: 2 if len(ticks) > 3 else 1]
+    parts = []
+    for tick in shown:
+        x, kind = across(tick), "grid zero" if abs(tick) < 1e-12 else "grid"
+        parts.append(Markup('<path class="{}" d="M{} {}V{}"/>').format(kind, x, TOP - 4, height - BOTTOM))
+        label = Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>')
+        parts.append(label.format(x, height - 8, text(tick)))
+    for i, (name, (_, found, colour)) in enumerate(zip(names, rows, strict=True)):
+        y = TOP + row * (i + 0.5)
+        values = f"{number(found.mean)} ({number(found.low)} to {number(found.high)})"
+        label = Markup('<title>{}</title><text x="0" y="{}">{}</text>').format(values, y + 4, name)
+        whisker = Markup('<path class="whisker" d="M{} {}H{}"/>').format(across(found.low), y, across(found.high))
+        dot = Markup('<circle class="dot" cx="{}" cy="{}" r="4.5"/>').format(across(found.mean), y)
+        parts.append(Markup('<g class="interval {}">{}{}{}</g>').format(colour, label, whisker, dot))
+    svg = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">{}</svg>')
+    return Chart(title, svg.format(width, height, title, Markup("").join(parts)), {})
 
 
 def interval_mark(found: Difference, colour: str) -> Markup:

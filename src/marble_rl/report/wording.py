@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from marble_rl.bootstrap import Difference
@@ -11,14 +12,15 @@ NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "ei
 
 
 def number(value: float, signed: bool = False) -> str:
-    """Three significant digits, with a true minus sign."""
+    """Three significant digits, two of small numbers, with a true minus sign."""
     size = abs(value)
     if size != 0 and (size < 1e-4 or size >= 1e6):
         text = f"{size:.1e}"
     elif size >= 100:
         text = f"{size:.0f}"
     else:
-        text = f"{size:.{3 if size < 1 else 2 if size < 10 else 1}f}"
+        decimals = max(3, 1 - math.floor(math.log10(size))) if 0 < size < 1 else 2 if size < 10 else 1
+        text = f"{size:.{decimals}f}"
     if float(text) == 0:
         return "0"
     return (MINUS if value < 0 else "+" if signed else "") + text

@@ -22,7 +22,7 @@ def write_report(folder: Path, out: Path | None = None, *, refresh_seconds: int 
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give a run, or what marble compare wrote")
     if is_comparison(folder):
-        page = comparison_page(folder)
+        page = comparison_page(folder, refresh_seconds=refresh_seconds)
     else:
         page = run_page(read_run(folder), refresh_seconds=refresh_seconds)
     file = out or folder / "report.html"
@@ -49,5 +49,6 @@ def watch_report(folder: Path, out: Path | None, on_built: Callable[[Path], None
 
 def _state(folder: Path) -> object:
     """Changes whenever a page would."""
-    watched = [folder / "metrics.jsonl", folder / "samples", folder / "evaluation" / "scores.json"]
+    names = ("metrics.jsonl", "samples", "evaluation/scores.json", "compare.json")
+    watched = [folder / name for name in names]
     return [file.stat().st_mtime_ns if file.exists() else None for file in watched]

@@ -53,9 +53,10 @@
 
   // Values under the pointer, or under the arrow keys.
   const SVG = "http://www.w3.org/2000/svg";
-  for (const figure of document.querySelectorAll("figure.chart")) {
+  for (const values of document.querySelectorAll("figure.chart > script")) {
+    const figure = values.parentElement;
     const svg = figure.querySelector("svg");
-    const data = JSON.parse(figure.querySelector("script").textContent);
+    const data = JSON.parse(values.textContent);
     const layer = svg.querySelector(".hover");
     const tip = document.createElement("div");
     tip.className = "tip";
