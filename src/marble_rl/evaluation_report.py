@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class EvaluationReport:
     step: int | None
     held_out: frozenset[str]
     out: Path
-    shown: list[dict[str, Any]]
+    shown: list[dict[str, Any]] = field(default_factory=list)
     """Pictures kept as files: the place of each in the lists of images, and its file under each weights"""
 
     @property

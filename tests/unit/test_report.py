@@ -268,12 +268,34 @@ def test_a_long_run_with_many_rewards_and_pictures_stays_small(copy: Path, tiny_
         lines.append({"step": step, "time/rollout": 1.0, "heldout/min_cos": 0.1, "ws_heldout/min_cos": 0.0, **line})
     noise = dice.integers(0, 255, (1100, 832, 3), dtype=np.uint8)
     samples = [(step, copy / "samples" / f"step-{step}.png") for step in range(9)]
+    Image.fromarray(noise).save(copy / "noise.png")
     for _, file in samples:
-        Image.fromarray(noise).save(file)
+        shutil.copy(copy / "noise.png", file)
     html = run_page(RunData(copy, load_config(config), lines, None, samples, time.time()))
     assert len(html) < 3_000_000
     assert "Some pictures were left out" in html
     assert html.count("data:image/webp") == 2
+
+
+@pytest.mark.parametrize(
+    "balance",
+    [
+        {"type": "weighted_sum"},
+        {"type": "gdpo"},
+        {"type": "fixed"},
+        {"type": "single", "reward": "small"},
+        {"type": "sequential", "stages": [{"reward": "small", "steps": 2}]},
+        {"type": "dropout"},
+    ],
+    ids=lambda balance: balance["type"],
+)
+def test_other_ways_to_balance_have_no_harmony_to_show(tiny_sd3: Path, tmp_path: Path, balance: object) -> None:
+    config = load_config(write_config(tmp_path / "c.yaml", tiny_sd3, balance=balance))
+    lines = [{"step": i, "reward/small": float(i), "update/norm": 2.0, "loss/kl": 0.0} for i in range(20)]
+    page = Page(run_page(RunData(tmp_path, config, lines, None, [], None)))
+    assert "Not measured: only runs with balance.type: marble" in page.text
+    assert "Is held-out harmony above" not in page.text
+    assert "On training prompts, the last third of the steps against the first: small rose" in page.text
 
 
 # A comparison, in the form of `marble compare`.
