@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from browser import Browser
+from comparisons import write_comparison
 from runs import base_config, marble, start, train, write_config
 
 pytestmark = pytest.mark.full
@@ -135,6 +136,17 @@ def test_it_prints_everything_on_white(browser: Browser, run: Path) -> None:
     pdf = browser.call("Page.printToPDF", printBackground=True)["data"]
     browser.call("Emulation.setEmulatedMedia", media="")
     assert len(pdf) > 50_000
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_comparison_fits_its_window(browser: Browser, tmp_path: Path, width: int) -> None:
+    assert marble("report", write_comparison(tmp_path)).code == 0
+    browser.complaints.clear()
+    browser.show(tmp_path / "report.html", width=width)
+    browser.screenshot(SCREENSHOTS / f"comparison-{width}-light.png")
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.run("document.querySelectorAll('figure.chart svg .dot').length") == 3 * 3
+    assert browser.complaints == []
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

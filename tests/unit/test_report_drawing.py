@@ -42,7 +42,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
         found = mean_interval(dice.normal(0.3, 1, size=6))
         assert found is not None
         covered += found.low <= 0.3 <= found.high
-        change = rise([*dice.normal(0, 1, 10), *dice.normal(9, 9, 10), *dice.normal(0.5, 3, 10)])
+        change = rise([*dice.normal(0, 1, 5), *dice.normal(9, 9, 15), *dice.normal(0.5, 3, 10)])
         assert change is not None
         rises += change.low <= 0.5 <= change.high
     assert 0.92 <= covered / 400 <= 0.98

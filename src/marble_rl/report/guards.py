@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from marble_rl.config.schema import MarbleBalance
 from marble_rl.report.reading import RunData
+from marble_rl.report.wording import MINUS
 
 OFTEN = 0.2
 """Share of the refreshes from which on a guard counts as trouble."""
@@ -45,7 +46,13 @@ def guards(run: RunData) -> list[Guard]:
         found.append(Guard("rewards that cancel each other", text, count <= OFTEN * len(stationary)))
     residual = run.series("qp/kkt_residual").values
     if residual:
-        found.append(Guard("error of the quadratic program", f"at most {max(residual):.0e}", max(residual) < 1e-9))
+        found.append(
+            Guard(
+                "error of the quadratic program",
+                f"at most {max(residual):.0e}".replace("-", MINUS),
+                max(residual) < 1e-9,
+            )
+        )
     conflict = run.series("harmony/conflict").values
     if conflict and isinstance(run.config.balance, MarbleBalance) and run.config.balance.normalize:
         count = sum(v > 0 for v in conflict)

@@ -14,7 +14,7 @@ from marble_rl.bootstrap import LEVEL, Difference
 LEAST_REFRESHES = 5
 """Below this nothing is said about a mean over refreshes."""
 LEAST_STEPS = 15
-"""Below this nothing is said about a curve: its first and last thirds have five values each."""
+"""Below this nothing is said about a curve: its beginning and its end have five values each."""
 MOST_POINTS = 400
 """Of a curve that is drawn; longer ones are averaged down."""
 
@@ -52,19 +52,19 @@ def mean_interval(values: Sequence[float]) -> Difference | None:
 
 
 def rise(values: Sequence[float]) -> Difference | None:
-    """Mean of the last third minus mean of the first, with Welch's 95 % interval; None for too few values.
+    """Mean of the last third minus mean of the first tenth (five values or more), with Welch's 95 % interval; None for
+    too few values. The beginning is short because rewards rise fast at first.
 
     Prompts are drawn anew for every rollout, so that the noise of one step tells little about the next.
     """
     if len(values) < LEAST_STEPS:
         return None
-    third = len(values) // 3
-    parts = [np.asarray(values[:third]), np.asarray(values[-third:])]
-    errors = [float(part.var(ddof=1)) / third for part in parts]
+    parts = [np.asarray(values[: max(5, len(values) // 10)]), np.asarray(values[-(len(values) // 3) :])]
+    errors = [float(part.var(ddof=1)) / len(part) for part in parts]
     difference = float(parts[1].mean() - parts[0].mean())
     total = sum(errors)
-    freedom = total**2 * (third - 1) / sum(e**2 for e in errors) if total > 0 else third - 1
-    reach = _reach(total, freedom)
+    spread = sum(error**2 / (len(part) - 1) for error, part in zip(errors, parts, strict=True))
+    reach = _reach(total, total**2 / spread) if spread > 0 else 0.0
     return Difference(difference, difference - reach, difference + reach)
 
 

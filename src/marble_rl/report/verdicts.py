@@ -52,7 +52,7 @@ def rewards_rise(run: RunData) -> Verdict:
     else:
         curves = {name: rise(series.values) for name, series in run.by_reward("reward").items()}
         found = {name: d for name, d in curves.items() if d is not None}
-        where = "On training prompts, the last third of the steps against the first"
+        where = "On training prompts, the last third of the steps against the first tenth"
     if not found:
         return Verdict(
             claim,
