@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # One thread: the models here are small, and two threads on a busy machine can be slower than one.
 RUN := OMP_NUM_THREADS=1
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: demo test test-full smoke-gpu lint docs clean
+.PHONY: demo test test-full browser smoke-gpu lint docs clean
 
 demo: $(READY)
 	@rm -rf runs/demo
@@ -23,13 +24,17 @@ demo: $(READY)
 test: $(READY) lint
 	$(RUN) $(BIN)/pytest -n 2 -m "not full"
 
-test-full: $(READY)
+test-full: $(READY) browser
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torchao  # model.quantize: int8
 	$(RUN) $(BIN)/pytest -n 2 -m full
 
 # On a machine with a CUDA card; ends with a block to paste into an issue. SMOKE="--device cuda:1" takes another card.
 smoke-gpu: $(READY)
 	TRANSFORMERS_VERBOSITY=error DIFFUSERS_VERBOSITY=error $(RUN) $(BIN)/python -m marble_rl.smoke $(SMOKE)
+
+# Debian's Chromium, for the tests of pages.
+browser:
+	@command -v chromium >/dev/null || $(SUDO) sh -c "apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium"
 
 lint: $(READY)
 	$(BIN)/ruff check .

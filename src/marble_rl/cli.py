@@ -192,6 +192,21 @@ def evaluate(
         report.print()
 
 
+@app.command(epilog="Example: marble report runs/first --watch")
+def report(
+    target: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="Run folder, or what `marble compare` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The file. Default: report.html in the folder.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Build it again while the run goes on; Ctrl-C ends.")] = False,
+) -> None:
+    """Show how a run went, on one HTML page with nothing to load beside it."""
+    from marble_rl.report import watch_report, write_report
+
+    if watch:
+        watch_report(target, out, lambda file: typer.echo(f"wrote {file}; Ctrl-C ends"))
+    else:
+        typer.echo(f"wrote {write_report(target, out)}")
+
+
 @app.command(epilog="Example: marble export runs/first --out my-lora")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],

@@ -1,9 +1,9 @@
-"""`marble evaluate`: one or several sets of weights on the same prompts and seeds, as a table, JSON and grids."""
+"""`marble evaluate`: one or several sets of weights on the same prompts and seeds, as a table, JSON and pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from marble_rl.config import RunConfig
 from marble_rl.distributed import World, check_same_rewards
 from marble_rl.errors import InputError
 from marble_rl.evaluate import Evaluation, evaluate, evaluated_prompts
-from marble_rl.images import Card, Picture, comparison, save_image
+from marble_rl.images import Card, Picture, comparison, save_image, save_small
 from marble_rl.inference import open_target
 from marble_rl.inputs import check_inputs
 from marble_rl.models.base import PromptCache
@@ -36,6 +36,8 @@ class EvaluationReport:
     step: int | None
     held_out: frozenset[str]
     out: Path
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    """Pictures kept as files: the place of each in the lists of images, and its file under each weights"""
 
     @property
     def differences(self) -> dict[str, Difference]:
@@ -52,6 +54,7 @@ class EvaluationReport:
             "step": self.step,
             "held_out_rewards": sorted(self.held_out),
             "differences": {name: asdict(difference) for name, difference in self.differences.items()},
+            "pictures": self.shown,
             "weights": {name: result.to_json() for name, result in self.results.items()},
         }
 
@@ -141,25 +144,41 @@ def _evaluate_target(
                     world=world,
                 )
     held_out = frozenset(reward.name for reward in settings.rewards if reward.held_out)
-    report = EvaluationReport(results, opened.step, held_out, out)
-    if world.first:
-        with storage_errors(str(out)):
-            write_json(out / "scores.json", report.to_json())
-        save_image(_side_by_side(results), out / "grid.png")
+    if not world.first:
+        return EvaluationReport(results, opened.step, held_out, out)
+    columns = _shown_prompts(results)
+    shown = _save_pictures(results, [i for column in columns for i in column], out)
+    report = EvaluationReport(results, opened.step, held_out, out, shown)
+    with storage_errors(str(out)):
+        write_json(out / "scores.json", report.to_json())
+    save_image(comparison([[_card(results, i) for i in column] for column in columns]), out / "grid.png")
     return report
 
 
-def _side_by_side(results: dict[str, Evaluation]) -> Any:
-    """A card per prompt, with its first image under each weights and their scores; a column per prompt source."""
-    first = next(iter(results.values()))
+def _shown_prompts(results: dict[str, Evaluation]) -> list[list[int]]:
+    """Positions of the prompts whose first image is shown; a list per prompt source."""
     sources: dict[str, list[int]] = {}
-    for i, prompt in enumerate(first.prompts):
+    for i, prompt in enumerate(next(iter(results.values())).prompts):
         sources.setdefault(prompt.source, []).append(i)
-    columns = []
-    for rows in sources.values():
-        stride = max(1, len(rows) // GRID_PROMPTS)
-        columns.append([_card(results, i) for i in rows[::stride][:GRID_PROMPTS]])
-    return comparison(columns)
+    strides = {name: max(1, len(rows) // GRID_PROMPTS) for name, rows in sources.items()}
+    return [rows[:: strides[name]][:GRID_PROMPTS] for name, rows in sources.items()]
+
+
+def _save_pictures(results: dict[str, Evaluation], prompts: Sequence[int], out: Path) -> list[dict[str, Any]]:
+    """Write the first image of each prompt under each weights to images/, in place of those of an earlier evaluation.
+
+    `row` is the picture's place in every `weights.<name>.images` list.
+    """
+    folder = out / "images"
+    for old in folder.glob("*.webp"):
+        old.unlink()
+    entries = []
+    for row in (i * next(iter(results.values())).images_per_prompt for i in prompts):
+        files = {name: f"images/{row}-{name}.webp" for name in results}
+        for name, result in results.items():
+            save_small(result.images[row], out / files[name])
+        entries.append({"row": row, "files": files})
+    return entries
 
 
 def _card(results: dict[str, Evaluation], prompt: int) -> Card:

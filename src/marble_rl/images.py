@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from marble_rl.storage import storage_errors, write_bytes
@@ -22,12 +24,14 @@ STILLS = 3
 """Frames of a video that a picture shows: the first, the middle and the last one."""
 FRAMES_PER_SECOND = 16
 """Wan's."""
+ROWS = "marble-rows"
+"""Where a grid's PNG keeps its prompts, and the size of its tiles, for programs that take it apart."""
 
 
 def image_grid(rows: Sequence[tuple[str, Tensor]], tile: int = MIN_TILE) -> Image.Image:
     """A grid with one captioned row of images [B, H, W, 3] or videos [B, F, H, W, 3], uint8, per entry.
 
-    Small images are enlarged.
+    Small images are enlarged. `grid_rows` takes it apart again.
     """
     size = max(tile, max(images.shape[-3] for _, images in rows))
     columns = max(len(images) for _, images in rows)
@@ -41,7 +45,22 @@ def image_grid(rows: Sequence[tuple[str, Tensor]], tile: int = MIN_TILE) -> Imag
         draw.text((MARGIN, top), _fit(caption, grid.width - 2 * MARGIN, draw, font), fill="black", font=font)
         for c, pixels in enumerate(images):
             grid.paste(_enlarged(pixels, size), (MARGIN + c * column, top + CAPTION + MARGIN))
+    grid.info[ROWS] = json.dumps({"prompts": [caption for caption, _ in rows], "tile": size})
     return grid
+
+
+def grid_rows(grid: Image.Image) -> list[tuple[str, Image.Image]]:
+    """Prompt and pictures of each row of an `image_grid`; empty where it does not tell (older runs)."""
+    try:
+        told = json.loads(grid.info[ROWS])
+        prompts, size = [str(prompt) for prompt in told["prompts"]], int(told["tile"])
+    except (KeyError, TypeError, ValueError):
+        return []
+    tops = [MARGIN + r * (CAPTION + size + 2 * MARGIN) + CAPTION + MARGIN for r in range(len(prompts))]
+    return [
+        (prompt, grid.crop((MARGIN, top, grid.width - MARGIN, top + size)))
+        for prompt, top in zip(prompts, tops, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -117,14 +136,24 @@ def save_sample(pixels: Tensor, path: Path) -> Path:
         save_image(Image.fromarray(pixels.numpy()), file)
     else:
         file = path.with_name(f"{path.name}.webp")
-        first, *others = (Image.fromarray(frame) for frame in pixels.numpy())
-        duration = round(1000 / FRAMES_PER_SECOND)
-        _write(first, file, "WEBP", save_all=True, append_images=others, duration=duration, loop=0, quality=90)
+        save_small(pixels, file)
     return file
 
 
+def save_small(pixels: Tensor, path: Path) -> None:
+    """Write an image [H, W, 3] or a video [F, H, W, 3] as WebP: a tenth of a PNG's size, with slight losses."""
+    frames = pixels if pixels.ndim == 4 else pixels[None]
+    first, *others = (Image.fromarray(frame) for frame in frames.numpy())
+    animation = {"save_all": True, "append_images": others, "duration": round(1000 / FRAMES_PER_SECOND), "loop": 0}
+    _write(first, path, "WEBP", quality=90, **(animation if others else {}))
+
+
 def save_image(image: Image.Image, path: Path) -> None:
-    _write(image, path, "PNG")
+    """As PNG, with the prompts of a grid."""
+    told = PngInfo()
+    if ROWS in image.info:
+        told.add_itxt(ROWS, image.info[ROWS])
+    _write(image, path, "PNG", pnginfo=told)
 
 
 def _write(image: Image.Image, path: Path, kind: str, **options: Any) -> None:
@@ -136,8 +165,15 @@ def _write(image: Image.Image, path: Path, kind: str, **options: Any) -> None:
 
 
 def _fit(text: str, width: int, draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """Shorten a caption to the width of the grid."""
+    """Shorten a caption to the width of the grid, by bisection: measuring a long prompt takes long."""
     line = " ".join(text.split())
-    while line and draw.textlength(line, font=font) > width:
-        line = line[:-2].rstrip() + "…" if len(line) > 2 else ""
-    return line
+    if len(line) <= width and draw.textlength(line, font=font) <= width:
+        return line
+    fits, too_long = 0, min(len(line), width)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if draw.textlength(line[:middle] + "…", font=font) <= width:
+            fits = middle
+        else:
+            too_long = middle
+    return line[:fits].rstrip() + "…" if fits else ""

@@ -6,9 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
-from marble_rl.images import MARGIN, Card, Picture, comparison, image_grid, save_sample
+from marble_rl.images import (
+    CAPTION,
+    MARGIN,
+    Card,
+    Picture,
+    _fit,
+    comparison,
+    grid_rows,
+    image_grid,
+    save_image,
+    save_sample,
+)
 
 COLOURS = torch.tensor([[250, 0, 0], [9, 9, 9], [0, 250, 0], [9, 9, 9], [0, 0, 250]], dtype=torch.uint8)
 
@@ -55,3 +66,25 @@ def test_an_image_is_written_as_png_and_a_video_as_animation(tmp_path: Path) -> 
             found = np.asarray(animation.convert("RGB")).reshape(-1, 3).mean(0)
             assert np.abs(found - colour.numpy()).max() < 10
             assert animation.info["duration"] in (62, 63)
+
+
+def test_a_grid_can_be_taken_apart_again(tmp_path: Path) -> None:
+    prompts = ['a "ball" <b>', "very long " * 2000]
+    save_image(image_grid([(prompt, video()[:2]) for prompt in prompts], tile=20), tmp_path / "grid.png")
+    with Image.open(tmp_path / "grid.png") as grid:
+        rows = grid_rows(grid)
+    assert [prompt for prompt, _ in rows] == prompts
+    for _, row in rows:
+        assert row.size == (2 * 20 + MARGIN, 20)
+        assert row.getpixel((5, 5)) == (250, 0, 0)
+        assert row.getpixel((30, 5)) == (9, 9, 9)
+    assert grid_rows(Image.new("RGB", (40, 40))) == []
+
+
+def test_a_long_caption_is_cut_to_its_width() -> None:
+    draw, font = ImageDraw.Draw(Image.new("RGB", (9, 9))), ImageFont.load_default(CAPTION)
+    for text in ("word " * 3000, "x" * 500, "short"):
+        line = _fit(text, 120, draw, font)
+        assert draw.textlength(line, font=font) <= 120
+        assert line == text or (line[-1] == "…" and draw.textlength(line, font=font) > 100)
+    assert _fit("word", 3, draw, font) == ""

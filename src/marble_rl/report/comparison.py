@@ -1,0 +1,163 @@
+"""The page of a comparison: what `marble compare` wrote to DIR/compare.json (docs/compare.md says how it was made)."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marble_rl.bootstrap import Difference
+from marble_rl.errors import InputError
+from marble_rl.report.charts import Chart, forest
+from marble_rl.report.evaluation import numbers
+from marble_rl.report.page import render
+from marble_rl.report.sections import PALETTE
+from marble_rl.report.verdicts import Answer, Verdict
+from marble_rl.report.wording import counted, duration, listed, number
+
+FILE = "compare.json"
+COMPOSITE = "composite"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table."""
+
+    name: str
+    about: str
+    seeds: list[int]
+    figures: dict[str, Difference]
+    """By reward, and the composite: mean and 95 % interval"""
+    differences: dict[str, Difference]
+    """To the method compared with, paired by seed"""
+    seconds: float
+    training: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StoredComparison:
+    rewards: list[str]
+    held_out: list[str]
+    against: str | None
+    methods: list[Method]
+    holes: list[str]
+    prompts: int
+    images_per_prompt: int
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self.rewards, COMPOSITE]
+
+
+def is_comparison(folder: Path) -> bool:
+    return (folder / FILE).is_file()
+
+
+def read_comparison(folder: Path) -> StoredComparison:
+    """Raises InputError where it is not what this version writes."""
+    try:
+        tree = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return StoredComparison(
+            [str(name) for name in tree["rewards"]],
+            [str(name) for name in tree["held_out"]],
+            tree["against"],
+            [_method(row) for row in tree["rows"]],
+            [
+                "{method} seed {seed}: {stage} ended with exit code {exit_code}: {last_line}".format(**h)
+                for h in tree["holes"]
+            ],
+            int(tree["prompts"]),
+            int(tree["images_per_prompt"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{folder / FILE} is not what this version of marble compare writes ({type(error).__name__}: {error}). "
+            f"Make it anew: marble compare {folder} --table-only"
+        ) from None
+
+
+def _method(row: dict[str, Any]) -> Method:
+    return Method(
+        str(row["method"]),
+        str(row["about"]),
+        list(row["seeds"]),
+        {name: _interval(found) for name, found in row["figures"].items()},
+        {name: _interval(found) for name, found in row["differences"].items()},
+        float(row["train_seconds"]),
+        numbers(row["training"]),
+    )
+
+
+def _interval(found: dict[str, Any]) -> Difference:
+    known = numbers(found)
+    return Difference(known["mean"], known["low"], known["high"])
+
+
+def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
+    found = read_comparison(folder)
+    colour = {method.name: f"r{i % PALETTE}" for i, method in enumerate(found.methods)}
+    return render(
+        "comparison.html.j2",
+        title=folder.resolve().name,
+        heading=f"{counted(len(found.methods), 'method').capitalize()}, {counted(len(found.rewards), 'reward')}",
+        comparison=found,
+        best=_best(found),
+        verdicts=_verdicts(found),
+        colours=colour,
+        charts=_charts(found, colour),
+        harmony=_harmony(found),
+        minutes={method.name: duration(method.seconds) for method in found.methods if method.seconds},
+        refresh_seconds=refresh_seconds,
+        made=time.strftime("%Y-%m-%d %H:%M"),
+    )
+
+
+def _best(found: StoredComparison) -> dict[str, float]:
+    """The highest mean of each column."""
+    return {name: max(method.figures[name].mean for method in found.methods) for name in found.columns}
+
+
+def _verdicts(found: StoredComparison) -> list[Verdict]:
+    """Each method against the one compared with: on which rewards is it better beyond doubt?"""
+    verdicts = []
+    for method in found.methods:
+        known = {name: d for name, d in method.differences.items() if name in found.rewards}
+        if not known:
+            continue
+        better = [name for name, d in known.items() if d.low > 0]
+        worse = [name for name, d in known.items() if d.high < 0]
+        answer: Answer = "unknown" if not better and not worse else "no" if not better else "partly" if worse else "yes"
+        parts = {"better on": better, "worse on": worse}
+        text = "; ".join(f"{word} {listed(names)}" for word, names in parts.items() if names)
+        text = f"{text[0].upper()}{text[1:]}." if text else "No difference can be told."
+        composite = method.differences.get(COMPOSITE)
+        figures = (
+            [] if composite is None else [f"composite {number(composite.mean, signed=True)} ({_range(composite)})"]
+        )
+        only = ": over its prompts, another training may differ" if len(method.seeds) == 1 else ""
+        figures.append(f"{counted(len(method.seeds), 'seed')}{only}")
+        verdicts.append(Verdict(f"Is {method.name} better than {found.against}?", answer, text, figures))
+    return verdicts
+
+
+def _range(found: Difference) -> str:
+    return f"{number(found.low, signed=True)} to {number(found.high, signed=True)}"
+
+
+def _charts(found: StoredComparison, colour: dict[str, str]) -> list[Chart]:
+    """One a column, the composite first; methods in the order of the table."""
+    charts = []
+    for name in [COMPOSITE, *found.rewards]:
+        rows = [(method.name, method.figures[name], colour[method.name]) for method in found.methods]
+        title = f"{name} (held out)" if name in found.held_out else name
+        charts.append(forest(title, rows))
+    return charts
+
+
+def _harmony(found: StoredComparison) -> list[tuple[str, list[str]]]:
+    """Means over the refreshes of the methods that have any."""
+    keys = ("heldout/min_cos", "ws_heldout/min_cos", "heldout/conflict", "ws_heldout/conflict", "qp/norm")
+    rows = [method for method in found.methods if "heldout/min_cos" in method.training]
+    return [(m.name, [number(m.training[key]) if key in m.training else "" for key in keys]) for m in rows]

@@ -1,0 +1,121 @@
+"""What `marble evaluate` left in RUN/evaluation: scores.json, and since it keeps them, the pictures of its grid."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marble_rl.bootstrap import Difference
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A picture made with one set of weights, and its scores."""
+
+    weights: str
+    file: Path
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class PromptCard:
+    """Pictures of one prompt from the same noise, one for each of the weights."""
+
+    prompt: str
+    source: str
+    shots: tuple[Shot, ...]
+
+
+@dataclass(frozen=True)
+class StoredEvaluation:
+    """Scores of one or several sets of weights on the same prompts and seeds."""
+
+    step: int | None
+    held_out: frozenset[str]
+    means: dict[str, dict[str, float]]
+    """By weights, in the order asked for, then by reward"""
+    differences: dict[str, Difference]
+    """By reward, the last weights against the first; empty where there is only one"""
+    spread: dict[str, float]
+    """By reward, the standard deviation over prompts of the first weights' score: a unit to compare gains in"""
+    prompts: int
+    images: int
+    cards: tuple[PromptCard, ...]
+    grid: Path | None
+    """The picture of older evaluations, which kept no others"""
+
+    @property
+    def before(self) -> str:
+        return next(iter(self.means))
+
+    @property
+    def after(self) -> str:
+        return list(self.means)[-1]
+
+
+def read_evaluation(folder: Path, remarks: list[str]) -> StoredEvaluation | None:
+    """None, with a remark where there is something that cannot be read."""
+    file = folder / "scores.json"
+    if not file.exists():
+        return None
+    try:
+        return _parse(json.loads(file.read_text(encoding="utf-8")), folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        remarks.append(
+            f"evaluation/scores.json is not what this version of marble writes ({type(error).__name__}: {error}); "
+            "it was left out. Run marble evaluate again."
+        )
+        return None
+
+
+def _parse(tree: dict[str, Any], folder: Path) -> StoredEvaluation:
+    weights = tree["weights"]
+    first = next(iter(weights.values()))["images"]
+    grid = folder / "grid.png"
+    return StoredEvaluation(
+        step=tree["step"],
+        held_out=frozenset(tree["held_out_rewards"]),
+        means={name: numbers(result["means"]) for name, result in weights.items()},
+        differences={
+            name: Difference(found["mean"], found["low"], found["high"])
+            for name, found in tree["differences"].items()
+            if len(numbers(found)) == 3
+        },
+        spread=_spread(first),
+        prompts=len({(image["source"], image["index"]) for image in first}),
+        images=len(first),
+        cards=tuple(_card(entry, weights, folder) for entry in tree.get("pictures", [])),
+        grid=grid if grid.is_file() else None,
+    )
+
+
+def _spread(images: list[dict[str, Any]]) -> dict[str, float]:
+    by_reward: dict[str, dict[tuple[str, int], list[float]]] = {}
+    for image in images:
+        for name, score in numbers(image["scores"]).items():
+            by_reward.setdefault(name, {}).setdefault((image["source"], image["index"]), []).append(score)
+    per_prompt = {name: [statistics.fmean(s) for s in prompts.values()] for name, prompts in by_reward.items()}
+    return {name: statistics.stdev(means) for name, means in per_prompt.items() if len(means) > 1}
+
+
+def _card(entry: dict[str, Any], weights: dict[str, Any], folder: Path) -> PromptCard:
+    row = entry["row"]
+    image = next(iter(weights.values()))["images"][row]
+    # A name only, so that scores.json from elsewhere cannot pull other files into a page that is passed on.
+    files = {name: folder / "images" / Path(file).name for name, file in entry["files"].items()}
+    shots = [Shot(name, file, numbers(weights[name]["images"][row]["scores"])) for name, file in files.items()]
+    return PromptCard(str(image["prompt"]), str(image["source"]), tuple(shots))
+
+
+def numbers(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a JSON object."""
+    return {str(key): float(value) for key, value in entry.items() if is_number(value)}
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,139 @@
+"""Pictures inside the page: small, in WebP, as data addresses, and together within a budget."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from markupsafe import Markup
+from PIL import Image, ImageSequence
+
+from marble_rl.images import STILLS, grid_rows
+from marble_rl.report.evaluation import StoredEvaluation
+from marble_rl.report.reading import RunData
+
+BUDGET = 2_000_000
+"""Bytes of all pictures, encoded."""
+SHOT, STRIP = 320, 832
+"""Largest width in pixels of one picture, and of a row of them."""
+MOST_CARDS, MOST_STEPS = 24, 6
+
+
+@dataclass(frozen=True)
+class Inlined:
+    """A picture in the page."""
+
+    address: Markup
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class ShownShot:
+    weights: str
+    picture: Inlined
+    scores: list[tuple[str, float, float]]
+    """Reward, score, and how much better it is than the first weights' score"""
+
+
+@dataclass(frozen=True)
+class ShownCard:
+    prompt: str
+    source: str
+    shots: list[ShownShot]
+
+
+@dataclass(frozen=True)
+class ShownStep:
+    """Training samples of one step: rows with their prompts, or one picture that has them written in it."""
+
+    step: int
+    rows: list[tuple[str, Inlined]]
+
+
+@dataclass
+class Gallery:
+    """Takes pictures into the page as long as there is room."""
+
+    remarks: list[str]
+    left: int = BUDGET
+    _full: bool = field(default=False, init=False)
+
+    def take(self, image: Image.Image, widest: int) -> Inlined | None:
+        """None once a picture did not fit."""
+        if self._full:
+            return None
+        if image.width > widest:
+            image = image.resize((widest, max(1, round(image.height * widest / image.width))), Image.Resampling.LANCZOS)
+        buffer = io.BytesIO()
+        image.convert("RGB").save(buffer, "WEBP", quality=82, method=4)
+        text = base64.b64encode(buffer.getvalue()).decode()
+        if len(text) > self.left:
+            self.remarks.append("Some pictures were left out to keep this page small.")
+            self._full = True
+            return None
+        self.left -= len(text)
+        return Inlined(Markup("data:image/webp;base64,") + text, *image.size)
+
+    def open(self, file: Path, widest: int) -> Inlined | None:
+        """A picture file, or three stills of an animation; None, with a remark, where it cannot be read."""
+        try:
+            with Image.open(file) as image:
+                return self.take(_stills(image), widest)
+        except (OSError, ValueError) as error:
+            self.remarks.append(f"{file.name} could not be shown: {error}")
+            return None
+
+
+def _stills(image: Image.Image) -> Image.Image:
+    frames = getattr(image, "n_frames", 1)
+    if frames == 1:
+        return image.convert("RGB")
+    chosen = [i * (frames - 1) // (STILLS - 1) for i in range(STILLS)]
+    stills = [frame.convert("RGB") for i, frame in enumerate(ImageSequence.Iterator(image)) if i in chosen]
+    strip = Image.new("RGB", (image.width * len(stills), image.height))
+    for i, still in enumerate(stills):
+        strip.paste(still, (i * image.width, 0))
+    return strip
+
+
+def evaluation_cards(evaluation: StoredEvaluation, gallery: Gallery) -> list[ShownCard]:
+    """Prompts with a picture under each of the weights."""
+    cards = []
+    for card in evaluation.cards[:MOST_CARDS]:
+        first = card.shots[0].scores
+        opened = [(shot, gallery.open(shot.file, SHOT)) for shot in card.shots]
+        shots = [
+            ShownShot(shot.weights, picture, [(n, s, s - first.get(n, s)) for n, s in shot.scores.items()])
+            for shot, picture in opened
+            if picture is not None
+        ]
+        if shots:
+            cards.append(ShownCard(card.prompt, card.source, shots))
+    return cards
+
+
+def training_samples(run: RunData, gallery: Gallery) -> list[ShownStep]:
+    """At most `MOST_STEPS` of the stored steps, evenly spaced, the first and the last among them."""
+    stored = run.samples
+    count = min(MOST_STEPS, len(stored))
+    chosen = sorted({round(i * (len(stored) - 1) / max(1, count - 1)) for i in range(count)})
+    shown = []
+    for step, file in (stored[i] for i in chosen):
+        rows = _rows(file, gallery)
+        if rows:
+            shown.append(ShownStep(step, rows))
+    return shown
+
+
+def _rows(file: Path, gallery: Gallery) -> list[tuple[str, Inlined]]:
+    try:
+        with Image.open(file) as grid:
+            rows = grid_rows(grid) or [("", grid.convert("RGB"))]
+    except (OSError, ValueError) as error:
+        gallery.remarks.append(f"{file.name} could not be shown: {error}")
+        return []
+    taken = [(prompt, gallery.take(image, STRIP)) for prompt, image in rows]
+    return [(prompt, picture) for prompt, picture in taken if picture is not None]

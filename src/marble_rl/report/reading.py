@@ -1,0 +1,122 @@
+"""What a run folder holds, read leniently: parts that are missing or damaged become remarks, never errors.
+
+Only a folder without a readable config.json is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marble_rl.config import RunConfig
+from marble_rl.errors import InputError
+from marble_rl.metrics import Metrics
+from marble_rl.report.evaluation import StoredEvaluation, numbers, read_evaluation
+from marble_rl.runfolder import RunFolder
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of one metric at the steps that logged it."""
+
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run as far as it has come."""
+
+    folder: Path
+    config: RunConfig
+    lines: list[Metrics]
+    """One an optimizer step, in order; every value is finite"""
+    evaluation: StoredEvaluation | None
+    samples: list[tuple[int, Path]]
+    """(step, PNG), in order"""
+    modified: float | None
+    """When the last line was logged, in seconds since the epoch"""
+    remarks: list[str] = field(default_factory=list)
+    """What could not be read"""
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        return self.config.trained_rewards
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        return tuple(reward.name for reward in self.config.rewards if reward.held_out)
+
+    @property
+    def steps_done(self) -> int:
+        return int(self.lines[-1]["step"]) + 1 if self.lines else 0
+
+    @property
+    def finished(self) -> bool:
+        return self.steps_done >= self.config.trainer.steps
+
+    def series(self, key: str) -> Series:
+        found = [(int(line["step"]), line[key]) for line in self.lines if key in line]
+        return Series(tuple(step for step, _ in found), tuple(value for _, value in found))
+
+    def by_reward(self, prefix: str, names: tuple[str, ...] | None = None) -> dict[str, Series]:
+        """{name: series of prefix/name}, without the rewards that have none."""
+        found = {name: self.series(f"{prefix}/{name}") for name in (self.trained if names is None else names)}
+        return {name: series for name, series in found.items() if series}
+
+    def total(self, key: str) -> float:
+        return math.fsum(self.series(key).values)
+
+
+def read_run(path: Path) -> RunData:
+    """Read a run folder of this version, or of an older one whose config is still understood."""
+    folder = RunFolder(path)
+    try:
+        config = folder.load_config()
+    except InputError as error:
+        if not folder.exists:
+            raise
+        raise InputError(
+            f"cannot report on {path}: its config is not one that this version of marble reads. {error}"
+        ) from None
+    remarks: list[str] = []
+    lines = _read_metrics(folder.metrics, remarks)
+    evaluation = read_evaluation(folder.evaluation, remarks)
+    modified = folder.metrics.stat().st_mtime if folder.metrics.exists() else None
+    return RunData(path, config, lines, evaluation, _samples(folder.samples), modified, remarks)
+
+
+def _read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
+    """Complete lines by step; a line that is cut short, or a value that is not a finite number, is left out."""
+    if not file.exists():
+        remarks.append("There is no metrics.jsonl yet: nothing was logged.")
+        return []
+    by_step: dict[int, Metrics] = {}
+    broken = dropped = 0
+    rows = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    for row in rows:
+        try:
+            entry = json.loads(row)
+            step = int(entry["step"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            broken += 1
+            continue
+        finite = numbers(entry)
+        dropped += len(entry) - len(finite)
+        by_step[step] = finite
+    if broken:
+        remarks.append(f"{broken} of {len(rows)} lines of metrics.jsonl could not be read and were left out.")
+    if dropped:
+        remarks.append(f"{dropped} values in metrics.jsonl are not finite numbers and were left out.")
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _samples(folder: Path) -> list[tuple[int, Path]]:
+    found = {file: re.fullmatch(r"step-(\d+)", file.stem) for file in folder.glob("step-*.png")}
+    return sorted((int(match[1]), file) for file, match in found.items() if match)

@@ -1,0 +1,192 @@
+"""The charts of a run's page, section by section. A section without data has no charts and says why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from marble_rl.config.schema import MarbleBalance
+from marble_rl.report.charts import Chart, Line, Reference, line_chart
+from marble_rl.report.reading import RunData, Series
+from marble_rl.report.statistics import smooth, thinned
+from marble_rl.report.wording import number
+
+PALETTE = 10
+"""Colours of rewards in style.css."""
+SMALL = (340, 190)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Charts with what they mean."""
+
+    id: str
+    title: str
+    text: str
+    charts: list[Chart] = field(default_factory=list)
+    missing: str = ""
+    """Why there are no charts"""
+    more: str = ""
+    """An explanation to unfold"""
+
+
+def colours(run: RunData) -> dict[str, str]:
+    """A class for each reward, the same on the whole page."""
+    return {name: f"r{i % PALETTE}" for i, name in enumerate((*run.trained, *run.held_out))}
+
+
+def reward_curves(run: RunData) -> Section:
+    text = (
+        "The mean score of every step's images. Dots: single steps, which scatter since their prompts differ. "
+        "Line: smoothed. Rings: evaluations during training."
+    )
+    colour = colours(run)
+    charts = []
+    for name in (*run.trained, *run.held_out):
+        measured = run.series(f"reward/{name}") or run.series(f"watch/{name}")
+        evaluated = run.series(f"eval/{name}")
+        lines = _raw_and_smooth(measured, colour[name])
+        if evaluated:
+            lines.append(Line("evaluated", evaluated.steps, evaluated.values, colour[name], style="marks"))
+        if lines:
+            shown = next((line for line in lines if line.name == "smoothed"), lines[0])
+            charts.append(
+                line_chart(
+                    f"{name} (held out)" if name in run.held_out else name,
+                    lines,
+                    include=_room(shown.y),
+                    steps=(0, run.steps_done - 1),
+                    size=SMALL,
+                    colour=colour[name],
+                    summary=" → ".join(number(v) for v in dict.fromkeys((shown.y[0], shown.y[-1]))),
+                )
+            )
+    return Section("rewards", "Rewards during training", text, charts, "No step was logged yet.")
+
+
+def _room(values: Sequence[float]) -> list[float]:
+    """Bounds a tenth of the value apart, so that next to no change looks like next to none."""
+    middle = (min(values) + max(values)) / 2
+    return [middle - 0.05 * abs(middle), middle + 0.05 * abs(middle)]
+
+
+def _raw_and_smooth(series: Series, colour: str) -> list[Line]:
+    if not series:
+        return []
+    x, y = thinned(series.steps, series.values)
+    if len(series.steps) < 8:
+        return [Line("mean score", x, y, colour)]
+    _, curve = thinned(series.steps, smooth(series.steps, series.values))
+    return [Line("mean score", x, y, colour, style="dots"), Line("smoothed", x, curve, colour)]
+
+
+def coefficients(run: RunData) -> Section:
+    colour = colours(run)
+    charts = []
+    shares = run.by_reward("alpha_bar")
+    if shares:
+        equal = Reference(1 / len(run.trained), "equal shares")
+        charts.append(
+            line_chart(
+                "Smoothed coefficients",
+                _lines(shares, colour),
+                references=[equal],
+                include=[0.0],
+                note="What each reward's advantage is weighted with. They sum to 1.",
+            )
+        )
+    norms = run.by_reward("grad_norm")
+    if norms:
+        charts.append(
+            line_chart(
+                "Gradient lengths",
+                _lines(norms, colour),
+                include=[0.0],
+                note="Of each reward's own gradient. Only their ratios mean something.",
+            )
+        )
+    update = run.series("update/norm")
+    if update:
+        bound = run.config.optimizer.grad_clip
+        near = [Reference(bound, "clipped above")] if max(update.values) > bound / 4 else []
+        lines = [Line("length", *thinned(update.steps, update.values), "ink")]
+        note = "Of the whole update before clipping" + ("." if near else f"; the bound is {number(bound)}.")
+        charts.append(line_chart("Length of the update", lines, references=near, include=[0.0], note=note))
+    distance = run.series("loss/kl")
+    if distance:
+        lines = [Line("distance", *thinned(distance.steps, distance.values), "ink")]
+        note = "Mean squared difference between predictions with and without the LoRA."
+        charts.append(line_chart("Distance from the base model", lines, include=[0.0], note=note))
+    text = "How much each reward counts in an update, and how far the updates move the model."
+    return Section("balance", "Balance", text, charts, "No step was logged yet.")
+
+
+def harmony(run: RunData) -> Section:
+    """Held out first: it is the figure that counts."""
+    k = len(run.trained)
+    chance = Reference(1 / math.sqrt(k), f"1/√{k}: unrelated gradients")
+    charts = []
+    for prefix, title, note, references in (
+        ("heldout", "Held out: worst cosine", "Made from one half of the prompts, measured on the other.", []),
+        ("harmony", "In batch: worst cosine", "Measured on the gradients the direction was made from.", [chance]),
+    ):
+        lines = _both(run, f"{prefix}/min_cos")
+        if lines:
+            charts.append(line_chart(title, lines, references=references, include=[0.0], note=note))
+    mean = _both(run, "heldout/mean_cos")
+    if mean:
+        charts.append(line_chart("Held out: mean cosine", mean, include=[0.0], note="Averaged over the rewards."))
+    norm = run.series("qp/norm")
+    if norm:
+        note = "The cosine that every reward is guaranteed in its batch. Near 0: rewards oppose each other."
+        lines = [Line("length", norm.steps, norm.values, "ours")]
+        title = "Length of the common direction"
+        charts.append(line_chart(title, lines, references=[chance], include=[0.0], note=note))
+    text = (
+        "How well one direction serves all rewards: its cosine with each reward's gradient. Above 0 a reward gains, "
+        "below 0 it loses. Grey: the plain weighted sum of the rewards on the same batches."
+    )
+    more = (
+        "In high dimensions gradients that have nothing in common are nearly orthogonal, and the best direction for "
+        f"{k} orthogonal gradients has the cosine 1/√{k} = {1 / math.sqrt(k):.2f} with each. So an in-batch value near "
+        "that line proves nothing: pure noise reaches it, because a batch's noise agrees with itself. On held-out "
+        "prompts noise gives 0 on average, which is why those charts come first. A half batch is noisier than the "
+        "whole, so their size understates what an update achieves; the sign is what counts."
+    )
+    why = "Not measured: only runs with balance.type: marble measure it, at their refreshes."
+    return Section("harmony", "Harmony", text, charts, _unless_marble(run, why), more)
+
+
+def signal(run: RunData) -> Section:
+    found = run.by_reward("signal")
+    charts = []
+    if found:
+        note = "1: no noise. 0: nothing but noise. The first values rest on one or two batches."
+        charts.append(line_chart("Signal", _lines(found, colours(run)), include=[0.0, 0.2], note=note))
+    text = (
+        "The share of each reward's squared gradient that two independent halves of a batch agree on. Near 0 the "
+        "reward cannot be learnt at this batch size, or nothing is left to learn."
+    )
+    why = "Not measured: it needs balance.type: marble and two prompt groups in an update."
+    return Section("signal", "Signal", text, charts, _unless_marble(run, why))
+
+
+def _unless_marble(run: RunData, why: str) -> str:
+    return "No refresh was logged yet." if isinstance(run.config.balance, MarbleBalance) and not run.lines else why
+
+
+def _both(run: RunData, key: str) -> list[Line]:
+    ours, theirs = run.series(key), run.series(f"ws_{key}")
+    lines = [Line("marble", ours.steps, ours.values, "ours", "marble")] * bool(ours)
+    return lines + [Line("weighted sum", theirs.steps, theirs.values, "theirs", "weighted sum", "dashed")] * bool(
+        theirs
+    )
+
+
+def _lines(found: dict[str, Series], colour: dict[str, str]) -> list[Line]:
+    return [Line(name, *thinned(s.steps, s.values), colour[name], _short(name)) for name, s in found.items()]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 14 else f"{name[:13]}…"

@@ -1,0 +1,125 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  root.classList.add("js");
+
+  // What survives a reload of a watched page; a browser may refuse to keep anything for files.
+  const keep = (key, value) => { try { sessionStorage.setItem("marble-" + key, value); } catch { /* not kept */ } };
+  const kept = (key) => { try { return sessionStorage.getItem("marble-" + key); } catch { return null; } };
+
+  // Theme: the system's, until the button says otherwise.
+  if (kept("theme")) root.dataset.theme = kept("theme");
+  document.querySelector(".theme").addEventListener("click", () => {
+    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    const next = (root.dataset.theme || system) === "dark" ? "light" : "dark";
+    if (next === system) delete root.dataset.theme;
+    else root.dataset.theme = next;
+    keep("theme", root.dataset.theme || "");
+  });
+
+  // Cards of one prompt source.
+  for (const group of document.querySelectorAll("[data-filter]")) {
+    const buttons = [...group.querySelectorAll("button")];
+    const cards = document.getElementById(group.dataset.filter).children;
+    for (const button of buttons) button.addEventListener("click", () => {
+      for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+      for (const card of cards) card.hidden = button.dataset.show !== "" && card.dataset.source !== button.dataset.show;
+    });
+  }
+
+  // Tabs, with the arrow keys.
+  for (const list of document.querySelectorAll("[role=tablist]")) {
+    const tabs = [...list.querySelectorAll("[role=tab]")];
+    const select = (tab) => {
+      for (const other of tabs) {
+        other.setAttribute("aria-selected", String(other === tab));
+        other.tabIndex = other === tab ? 0 : -1;
+        document.getElementById(other.getAttribute("aria-controls")).classList.toggle("shown", other === tab);
+      }
+      keep("tab", tab.id);
+    };
+    for (const tab of tabs) {
+      tab.addEventListener("click", () => select(tab));
+      tab.addEventListener("keydown", (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (!step) return;
+        const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
+        next.focus();
+        select(next);
+      });
+    }
+    select(tabs.find((tab) => tab.id === kept("tab")) || tabs.find((tab) => tab.getAttribute("aria-selected") === "true") || tabs[tabs.length - 1]);
+  }
+
+  // Values under the pointer, or under the arrow keys.
+  const SVG = "http://www.w3.org/2000/svg";
+  for (const values of document.querySelectorAll("figure.chart > script")) {
+    const figure = values.parentElement;
+    const svg = figure.querySelector("svg");
+    const data = JSON.parse(values.textContent);
+    const layer = svg.querySelector(".hover");
+    const tip = document.createElement("div");
+    tip.className = "tip";
+    tip.setAttribute("role", "status");
+    let at = -1;
+    const hide = () => { at = -1; layer.replaceChildren(); tip.remove(); };
+    const show = (i) => {
+      at = i;
+      const [, top, , bottom] = data.plot;
+      const line = document.createElementNS(SVG, "line");
+      for (const [name, value] of Object.entries({ x1: data.at[i], x2: data.at[i], y1: top, y2: bottom })) line.setAttribute(name, value);
+      const heading = document.createElement("b");
+      heading.textContent = `${data.unit} ${data.x[i]}`;
+      const rows = [heading], marks = [line];
+      for (const row of data.rows) {
+        if (row.values[i] === null) continue;
+        const entry = document.createElement("div");
+        for (const text of [row.name, row.values[i]]) entry.append(Object.assign(document.createElement("span"), { textContent: text }));
+        rows.push(entry);
+        if (row.y.length) {
+          const dot = document.createElementNS(SVG, "circle");
+          for (const [name, value] of Object.entries({ cx: data.at[i], cy: row.y[i], r: 4, class: row.colour })) dot.setAttribute(name, value);
+          marks.push(dot);
+        }
+      }
+      layer.replaceChildren(...marks);
+      tip.replaceChildren(...rows);
+      figure.append(tip);
+      const scale = svg.clientWidth / svg.viewBox.baseVal.width;
+      const x = svg.getBoundingClientRect().left - figure.getBoundingClientRect().left + data.at[i] * scale;
+      const room = figure.clientWidth - tip.offsetWidth - 6;
+      tip.style.left = `${Math.max(6, Math.min(room, x > figure.clientWidth / 2 ? x - tip.offsetWidth - 12 : x + 12))}px`;
+      tip.style.top = `${svg.offsetTop || 40}px`;
+    };
+    const nearest = (event) => {
+      const box = svg.getBoundingClientRect();
+      const x = (event.clientX - box.left) * svg.viewBox.baseVal.width / box.width;
+      let best = 0;
+      data.at.forEach((place, i) => { if (Math.abs(place - x) < Math.abs(data.at[best] - x)) best = i; });
+      show(best);
+    };
+    svg.addEventListener("pointermove", nearest);
+    svg.addEventListener("pointerdown", nearest);
+    svg.addEventListener("pointerleave", hide);
+    svg.addEventListener("blur", hide);
+    svg.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      show(Math.max(0, Math.min(data.at.length - 1, at < 0 ? 0 : at + step)));
+    });
+  }
+
+  // A watched run: load again, and stay where the reader is.
+  const seconds = Number(document.body.dataset.refresh);
+  if (seconds) {
+    const folds = [...document.querySelectorAll("details")];
+    (kept("open") || "").split(",").filter(Boolean).forEach((i) => { if (folds[i]) folds[i].open = true; });
+    if (kept("scroll")) scrollTo({ top: Number(kept("scroll")), behavior: "instant" });
+    setTimeout(() => {
+      keep("scroll", scrollY);
+      keep("open", folds.map((fold, i) => (fold.open ? i : "")).filter((i) => i !== "").join(","));
+      location.reload();
+    }, seconds * 1000);
+  }
+})();
