@@ -237,7 +237,7 @@ def export(
     from marble_rl.export import export_lora, export_merged
     from marble_rl.inference import open_target
 
-    opened = open_target(str(run), step=step, device="cpu")
+    opened = open_target(str(run), step=step, device="cpu", plain=True)
     if merged:
         remarks = export_merged(opened, role, out, folder, getattr(torch, dtype))
     else:

@@ -19,7 +19,7 @@ from marble_rl.models import check_model_path, load_model, pick_device
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy, Role
 from marble_rl.models.lora_files import LORA_FILE, check_layers, locate
-from marble_rl.precision import memory_settings
+from marble_rl.precision import PLAIN, memory_settings
 from marble_rl.rollout.rollout import sample
 from marble_rl.rollout.solvers import Solver
 from marble_rl.runfolder import RunFolder
@@ -42,11 +42,16 @@ class Opened:
         return nullcontext() if self.policy is None else self.policy.acting_as(role)
 
 
-def open_target(target: str, *, model_path: str | None = None, step: int | None = None, device: str = "auto") -> Opened:
-    """A run (its newest checkpoint, or that of ``step``), a LoRA (folder or file), or a pipeline (folder or hub id)."""
+def open_target(
+    target: str, *, model_path: str | None = None, step: int | None = None, device: str = "auto", plain: bool = False
+) -> Opened:
+    """A run (its newest checkpoint, or that of ``step``), a LoRA (folder or file), or a pipeline (folder or hub id).
+
+    ``plain`` reads a run's model in float32, whatever it was trained in.
+    """
     folder = RunFolder(Path(target))
     if folder.exists:
-        return _open_run(folder, step, device)
+        return _open_run(folder, step, device, plain)
     if folder.path.suffix == ".safetensors" or (folder.path / LORA_FILE).is_file():
         file = locate(folder.path, "target")
         card = read_card(file.parent)
@@ -63,15 +68,16 @@ def open_target(target: str, *, model_path: str | None = None, step: int | None 
     return Opened(_load(ModelConfig(path=target), device), None, None, None)
 
 
-def _load(config: ModelConfig, device: str) -> DiffusionModel:
+def _load(config: ModelConfig, device: str, plain: bool = False) -> DiffusionModel:
     chosen = pick_device(device)
-    return load_model(config.path, chosen, config.text_length, config.guidance, memory_settings(config, chosen))
+    memory = PLAIN if plain else memory_settings(config, chosen)
+    return load_model(config.path, chosen, config.text_length, config.guidance, memory)
 
 
-def _open_run(folder: RunFolder, step: int | None, device: str) -> Opened:
+def _open_run(folder: RunFolder, step: int | None, device: str, plain: bool) -> Opened:
     config = folder.load_config()
     checkpoint = read_checkpoint(folder, step)
-    model = _load(config.model, device)
+    model = _load(config.model, device, plain)
     lora = config.lora.model_copy(update={"init": None})  # the checkpoint has it all
     policy = LoraPolicy(model.transformer, lora, model.lora_targets, config.trainer.seed)
     for adapter in ADAPTERS:

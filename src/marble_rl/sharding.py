@@ -28,6 +28,10 @@ def check_sharding(config: RunConfig, world: World) -> None:
         return
     if world.size == 1:
         raise InputError("trainer.shard_base: true, but there is one process, so nothing to share; start several")
+    if config.model.quantize is not None:
+        raise InputError(
+            f"trainer.shard_base: model.quantize: {config.model.quantize} cannot be shared out; leave out one of them"
+        )
     rollout, micro_batch = config.rollout, config.trainer.micro_batch
     each = rollout.groups // rollout.updates
     if each % world.size:

@@ -5,6 +5,8 @@ prompts -> rollout -> rewards -> advantages -> gradients -> coefficients -> upda
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -119,14 +121,14 @@ class Trainer:
         metrics: Metrics = {}
         interrupts = Interrupts(self._say, agree=self.world.largest, launched=self.world.size > 1)
         with self.folder.opened(self.config, self.world), interrupts:
-            with self.world.agreed(), memory_errors(lambda: "loading"):
+            with self.world.agreed(), self._memory_errors(lambda: "loading"):
                 self._load()
             if interrupts.pending():
                 interrupts.stop("stopped before the first step; continue with --resume")
             with self._display:
                 while self.step < steps:
                     try:
-                        with self.world.agreed(), memory_errors(lambda: self._display.current_stage):
+                        with self.world.agreed(), self._memory_errors(lambda: self._display.current_stage):
                             metrics = self._take_step()
                         finished, stopping = self.step == steps, interrupts.pending()
                         if finished or stopping or self.step % self.config.trainer.save_every == 0:
@@ -425,6 +427,10 @@ class Trainer:
         if every is not None and any(step % every == 0 for step in range(first, first + updates)):
             with self.world.agreed():
                 draw_grid(rollout, self.world, self.folder.samples / f"step-{first}.png")
+
+    def _memory_errors(self, stage: Callable[[], str]) -> AbstractContextManager[None]:
+        """Where a process is in the middle of a pass that all make together, only its death tells the others."""
+        return nullcontext() if self.world.lockstep else memory_errors(stage)
 
     def _say(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)
