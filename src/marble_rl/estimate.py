@@ -25,6 +25,7 @@ from marble_rl.config.schema import MarbleBalance
 from marble_rl.errors import InputError
 from marble_rl.gradients.fused import Mixing
 from marble_rl.losses.nft import nft_loss
+from marble_rl.micro_batch import MicroBatch
 from marble_rl.mini import embedded
 from marble_rl.models import PIPELINE, adapter_of
 from marble_rl.models.lora import LoraPolicy
@@ -140,7 +141,8 @@ def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimat
         decoding, pixels = _decoding(model, rollout.images_at_once, shape)
     with torch.device("meta"), _as_on_cuda(memory.dtype):
         sampling = _sampling(model, rollout.images_at_once, shape)
-        rows = min(config.trainer.micro_batch, samples // rollout.updates)
+        rows = MicroBatch(config.trainer.micro_batch, samples // rollout.updates, print).size
+        rows = min(rows, samples // rollout.updates)
         training = [_training(model, rows, shape, columns)]
         model.transformer.enable_gradient_checkpointing()
         training.append(_training(model, rows, shape, columns))

@@ -36,6 +36,7 @@ class MemorySettings:
     vae_dtype: torch.dtype = torch.float32
     quantize: Literal["int8", "nf4"] | None = None
     gradient_checkpointing: bool = False
+    attention: str | None = None
     decoding: Literal["whole", "sliced", "tiled"] | None = None
 
 
@@ -51,6 +52,7 @@ def memory_settings(config: ModelConfig, device: torch.device) -> MemorySettings
         vae_dtype=DTYPES[config.vae_dtype],
         quantize=config.quantize,
         gradient_checkpointing=config.gradient_checkpointing,
+        attention=config.attention,
         decoding=config.decoding,
     )
 

@@ -49,6 +49,7 @@ CHANGEABLE_KEYS = (
     "rewards.*.precision",
     "model.dtype",
     "model.vae_dtype",
+    "model.attention",
     "model.quantize",
     "model.gradient_checkpointing",
     "model.decoding",

@@ -39,6 +39,8 @@ def check_sharding(config: RunConfig, world: World) -> None:
             f"trainer.shard_base: needs equal shares, but rollout.groups: {rollout.groups} in rollout.updates: "
             f"{rollout.updates} are {each} groups an update for {world.size} processes; use a multiple of {world.size}"
         )
+    if micro_batch == "auto":
+        raise InputError("trainer.shard_base: needs equal micro-batches; set trainer.micro_batch to a number")
     if rollout.group_size % micro_batch:
         raise InputError(
             f"trainer.shard_base: needs equal micro-batches, but trainer.micro_batch: {micro_batch} does not divide "

@@ -38,6 +38,7 @@ from marble_rl.metrics import (
     scoring_metrics,
     summed_counts,
 )
+from marble_rl.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, EMA, LoraPolicy
 from marble_rl.out_of_memory import memory_errors
@@ -78,6 +79,7 @@ class Trainer:
     signal: SignalTracker
     scale: LossScale
     skips: Skips
+    micro_batch: MicroBatch
     _display: Display
     _metrics_file: MetricsFile | None
     """Of the first process alone."""
@@ -240,13 +242,12 @@ class Trainer:
                     columns,
                     self.config.loss,
                     per_column=per_column,
-                    micro_batch=self.config.trainer.micro_batch,
                     method=method,
                     verify=first,
                     on_rows=on_rows,
                     world=self.world,
                 )
-                result = self.scale.applied(compute)
+                result = self.micro_batch.applied(lambda size: self.scale.applied(partial(compute, micro_batch=size)))
             except FusedMismatch as mismatch:
                 raise InputError(
                     f"balance.gradients: fused gives a wrong gradient of {self.policy.names[mismatch.position]}, "
@@ -313,6 +314,8 @@ class Trainer:
         self.signal = SignalTracker(len(self.names))
         self.scale = LossScale(memory_settings(c.model, self._device).dtype)
         self.skips = Skips(c.optimizer.non_finite == "skip")
+        samples = c.rollout.groups // c.rollout.updates * c.rollout.group_size
+        self.micro_batch = MicroBatch(c.trainer.micro_batch, samples, self._say)
         self._watches = {n: HackingWatch(n, self.names, watch.window) for n, watch in c.watched_rewards.items()}
         self._counts = self._inputs.scorer.counts()
         self.updater = Updater(self.policy, c.optimizer, c.rollout.old_policy_decay, c.trainer.steps)
@@ -333,6 +336,7 @@ class Trainer:
         self.signal.load_state_dict(checkpoint.state["signal"])
         self.scale.load_state_dict(checkpoint.state.get("scale", {}))
         self.skips.total = checkpoint.state.get("skipped", 0)
+        self.micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
         for name, state in checkpoint.state.get("watches", {}).items():
             if name in self._watches:
                 self._watches[name].load_state_dict(state)
@@ -344,6 +348,7 @@ class Trainer:
             "signal": self.signal.state_dict(),
             "scale": self.scale.state_dict(),
             "skipped": self.skips.total,
+            "micro_batch": self.micro_batch.state_dict(),
             "watches": {name: watch.state_dict() for name, watch in self._watches.items()},
         }
         return Checkpoint(self.step, adapters, self.updater.optimizer_tensors(), state)

@@ -1,4 +1,4 @@
-"""Dividing work over processes, and putting results together. Real processes: tests/invariant/test_distributed.py."""
+"""Dividing work over processes, and putting results together. Real ones: tests/invariant/test_several_processes.py."""
 
 from __future__ import annotations
 

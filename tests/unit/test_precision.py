@@ -285,6 +285,46 @@ def test_no_memory_for_gradients(config_file: Path, tmp_path: Path, monkeypatch:
     train(config_file, run, "--resume", "--set", "trainer.steps=2", *changes)
 
 
+def test_the_micro_batch_finds_what_fits(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halved until it fits, with the update of a run that was told so; a resumed run knows the size."""
+    predict = SD3Model.predict
+    sizes: list[int] = []
+
+    def starved(self: SD3Model, x: Tensor, *rest: Any) -> Tensor:
+        if torch.is_grad_enabled():
+            sizes.append(len(x))
+            if len(x) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+        return predict(self, x, *rest)
+
+    train(config_file, tmp_path / "told", "--set", "trainer.steps=3", "--set", "trainer.micro_batch=2")
+    monkeypatch.setattr(SD3Model, "predict", starved)
+    auto = ("--set", "trainer.micro_batch=auto")
+    outcome = train(config_file, tmp_path / "auto", "--set", "trainer.steps=2", *auto)
+    assert [size for size in sizes if size > 2] == [4, 4], "a half holds 4 samples: 8 and 4 a pass are too many"
+    assert "2 samples a training pass from here on" in outcome.err
+    sizes.clear()
+    train(config_file, tmp_path / "auto", "--resume", "--set", "trainer.steps=3", *auto)
+    assert max(sizes) == 2
+    assert lora_bytes(tmp_path / "auto") == lora_bytes(tmp_path / "told")
+
+
+def test_an_automatic_micro_batch_must_not_change_the_update(config_file: Path) -> None:
+    settings = ("--set", "trainer.micro_batch=auto", "--set", "loss.regularize_every=2")
+    outcome = marble("config", "check", config_file, *settings)
+    assert outcome.code == 2
+    assert "trainer.micro_batch: auto, but loss.regularize_every: 2" in outcome.err
+
+
+def test_attention_backends(tiny_sd3: Path, config_file: Path, tmp_path: Path) -> None:
+    settings = memory_settings(ModelConfig(path=str(tiny_sd3), attention="native"), torch.device("cpu"))
+    load_model(str(tiny_sd3), torch.device("cpu"), memory=settings)
+    outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "model.attention=telepathy")
+    assert outcome.code == 2
+    assert "model.attention: 'telepathy' cannot be used here" in outcome.err
+    assert "native" in outcome.err
+
+
 def test_no_memory_for_a_reward(tiny_sd3: Path, tmp_path: Path) -> None:
     rewards = [{"name": "greedy", "type": "rewards_for_tests:greedy", "retries": 0}]
     outcome = marble("train", write_config(tmp_path / "c.yaml", tiny_sd3, rewards=rewards), "--out", tmp_path / "run")

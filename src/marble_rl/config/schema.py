@@ -47,6 +47,9 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = False
     """Keep only the inputs of the transformer's blocks for the backward pass and compute the rest again: much less
     memory, about a third more time for gradients. The gradients are the same."""
+    attention: str | None = None
+    """diffusers' attention backend for the transformer, such as `native`, `flash`, `_flash_3` or `sage`; each needs its
+    own package and card. null takes torch's own."""
     decoding: Literal["whole", "sliced", "tiled"] | None = None
     """How latents become images: all of a batch at once (`whole`), one at a time (`sliced`), or each in overlapping
     tiles (`tiled`), whose seams are blended: images differ a little. null: `sliced` for videos, else `whole`."""
@@ -387,8 +390,9 @@ class TrainerConfig(Section):
     """Optimizer steps."""
     seed: int = 0
     """Everything random follows from it."""
-    micro_batch: PositiveInt = 8
-    """Samples in one forward pass of training."""
+    micro_batch: PositiveInt | Literal["auto"] = 8
+    """Samples in one forward pass of training. `auto` begins with 64 and halves it whenever memory runs out, before
+    anything was changed."""
     shard_base: bool = False
     """Several processes only: each keeps its share of the frozen base model (FSDP2), for models that do not fit one
     card. See docs/distributed.md."""

@@ -20,6 +20,7 @@ from marble_rl.experience import Experience, ExperienceSource
 from marble_rl.gradients.policy import policy_gradients, training_batch
 from marble_rl.inference import Opened, read_checkpoint
 from marble_rl.inputs import check_inputs
+from marble_rl.micro_batch import MicroBatch
 from marble_rl.models.base import PromptCache
 from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display
@@ -77,6 +78,8 @@ def measure(
     checkpoint = read_checkpoint(folder, opened.step)
     k, size = len(names), policy.flat.numel()
     weights = weight_vector(names, opened.config.balance.probe_weights if _is_marble(opened.config) else {})  # type: ignore[union-attr]
+    micro_batch = MicroBatch(config.trainer.micro_batch, config.rollout.groups * config.rollout.group_size, print)
+    micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
     samples: list[Sample] = []
     with TemporaryDirectory(prefix="marble-diagnose-") as scratch:
         # In a file: fifty batches of a large model's gradients are more than fits in memory.
@@ -87,7 +90,7 @@ def measure(
             columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
             batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
             found = policy_gradients(
-                model, policy, batch, columns, config.loss, per_column=True, micro_batch=config.trainer.micro_batch
+                model, policy, batch, columns, config.loss, per_column=True, micro_batch=micro_batch.size
             ).gradients
             g[m], shared[m] = found.g.cpu(), found.shared.cpu()
             samples = samples or _samples(experience, experience.scored)

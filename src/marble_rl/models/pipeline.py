@@ -102,6 +102,11 @@ class PipelineModel(DiffusionModel):
         self.dtype = memory.dtype
         if memory.gradient_checkpointing:
             self.transformer.enable_gradient_checkpointing()
+        if memory.attention is not None:
+            try:
+                self.transformer.set_attention_backend(memory.attention)
+            except (ValueError, RuntimeError, ImportError) as error:
+                raise InputError(f"model.attention: {memory.attention!r} cannot be used here: {error}") from error
         if memory.decoding is not None:
             vae = self.pipeline.vae
             getattr(vae, "disable_slicing" if memory.decoding == "whole" else "enable_slicing")()

@@ -1,0 +1,49 @@
+"""How many samples a training pass takes; with `trainer.micro_batch: auto`, as many as the memory holds.
+
+It begins with 64, or with all samples of an update if they are fewer. Whenever memory runs out, the same gradients are
+computed again with half as many: nothing was changed by the attempt that failed. The size is saved in checkpoints, so
+that a resumed run cuts its samples as the uninterrupted one does; the sum over samples is the same up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import torch
+
+from marble_rl.out_of_memory import is_out_of_memory
+
+T = TypeVar("T")
+
+FIRST = 64
+
+
+class MicroBatch:
+    """The size, and what lowers it."""
+
+    def __init__(self, setting: int | Literal["auto"], samples: int, say: Callable[[str], None]) -> None:
+        self._auto = setting == "auto"
+        self.size = min(FIRST, samples) if setting == "auto" else setting
+        self._say = say
+
+    def applied(self, compute: Callable[[int], T]) -> T:
+        """``compute(size)``, with smaller and smaller sizes until memory is enough."""
+        while True:
+            try:
+                return compute(self.size)
+            except (MemoryError, RuntimeError) as error:
+                if not self._auto or self.size == 1 or not is_out_of_memory(error):
+                    raise
+            # Outside of the handler: the error's traceback held on to the tensors of the failed attempt.
+            self.size = (self.size + 1) // 2
+            self._say(f"memory ran out: {self.size} samples a training pass from here on (trainer.micro_batch: auto)")
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"size": self.size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self._auto and state:
+            self.size = state["size"]
