@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
+import itertools
 import json
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -157,6 +160,24 @@ def test_seeds() -> None:
     for bad in ("", "a", "3-1", "-1", "0,"):
         with pytest.raises(InputError, match="--seeds"):
             select_seeds(bad)
+
+
+def test_the_commands_of_the_page_are_plans(tmp_path: Path) -> None:
+    page = (CONFIGS.parent / "docs" / "compare.md").read_text(encoding="utf-8")
+    (budget,) = re.findall(r'^BUDGET="(.*)"$', page, re.MULTILINE)
+    commands = re.findall(
+        r"^(?:time )?marble compare (configs/.*?) --out", page.replace("\\\n", " "), re.MULTILINE | re.S
+    )
+    counts = []
+    for command in commands:
+        config, *words = shlex.split(command.replace("$BUDGET", budget))
+        given = {
+            key: [v for k, v in itertools.pairwise(words) if k == key] for key in ("--set", "--methods", "--seeds")
+        }
+        (seeds,) = given["--seeds"]
+        jobs = plan_jobs(CONFIGS.parent / config, given["--set"], given["--methods"], select_seeds(seeds), tmp_path)
+        counts.append(len(jobs))
+    assert counts == [55, 55, 36, 2, 5]
 
 
 # The plan, and what is left of it

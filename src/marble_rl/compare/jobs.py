@@ -21,7 +21,7 @@ from marble_rl.storage import file_digest
 
 JOBS = "jobs"
 WITHOUT_EFFECT = {
-    "trainer": ("save_every", "keep_checkpoints", "eval_every"),
+    "trainer": ("save_every", "keep_checkpoints", "eval_every", "shard_base"),
     "model": ("device",),
     "rewards": ("device", "retries", "backoff", "timeout", "cache"),
 }

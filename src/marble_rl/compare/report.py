@@ -85,7 +85,7 @@ def notes(comparison: Comparison) -> list[str]:
     if compared:
         lines.append(
             f"▲ ▼ the interval of the difference leaves out 0; of {compared} differences without any effect "
-            f"about {round(0.05 * compared)} would"
+            f"{0.05 * compared:.1f} would on average"
         )
     if comparison.left_out:
         lines.append(f"left out, because not every result has it: {', '.join(comparison.left_out)}")

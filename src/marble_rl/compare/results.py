@@ -20,7 +20,7 @@ from marble_rl.errors import InputError
 from marble_rl.storage import storage_errors, write_bytes
 
 FORMAT = 1
-NOT_WALL_TIME = ("time/scoring",)
+NOT_WALL_TIME = ("time/scoring", "time/waiting")
 """Stages that pass while another one is timed."""
 AVERAGED = ("alpha_bar/", "signal/", "harmony/", "heldout/", "ws_harmony/", "ws_heldout/", "qp/", "guard/no_signal/")
 """Figures of metrics.jsonl whose means over the lines that have them are kept."""

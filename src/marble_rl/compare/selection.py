@@ -115,4 +115,4 @@ def _own_method(name: str, settings: list[str], config: RunConfig) -> Method:
             raise InputError(
                 f"--methods {name}: {setting!r} is the same for all methods; use --seeds, or --set for all of them"
             )
-    return Method(name, "with " + ", ".join(settings), tuple(settings))
+    return Method(name, " ".join(f"with {', '.join(settings)}".split()), tuple(settings))
