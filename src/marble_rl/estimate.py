@@ -36,7 +36,7 @@ from marble_rl.types import HALVES
 FLOAT = 4
 """Bytes of a float32."""
 BITS = {"int8": 8.0, "nf4": 4.5}
-"""Per quantised weight; nf4 has a float32 scale for every 64, itself held in 8 bits."""
+"""Per quantised weight; nf4 has a float32 scale for every 64."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Geometry:
 
 
 class PipelineModel(DiffusionModel):
-    """A family that diffusers has a pipeline for. What is left to do: encode, geometry, sigmas, velocity, decode."""
+    """A family that diffusers has a pipeline for. Left to do: encode, geometry, sigmas, predict, decode, ..."""
 
     pipeline_class: ClassVar[Any]
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder",)
