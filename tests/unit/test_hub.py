@@ -77,6 +77,7 @@ def server() -> Iterator[str]:
 @pytest.fixture
 def online(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_hub(server, tmp_path, monkeypatch)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # libraries pause before they ask again
 
 
 @pytest.mark.usefixtures("online")

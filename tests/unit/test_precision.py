@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import families
 from marble_rl.config import load_config
 from marble_rl.config.schema import LossConfig, ModelConfig, PromptSourceConfig, RolloutConfig
 from marble_rl.errors import InputError, OutOfMemory, RewardFailed
+from marble_rl.experience import ExperienceSource
 from marble_rl.gradients.policy import PolicyGradients, policy_gradients, training_batch
 from marble_rl.inputs import check_inputs
 from marble_rl.models import check_quantization, load_model
@@ -26,7 +28,6 @@ from marble_rl.out_of_memory import memory_errors
 from marble_rl.precision import LossScale, MemorySettings, memory_settings
 from marble_rl.prompts import load_prompts
 from marble_rl.rollout.rollout import roll_out
-from marble_rl.trainer import Trainer
 from marble_rl.types import Rollout
 from runs import lora_bytes, marble, metrics, train, write_config
 
@@ -157,7 +158,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> set[int]:
         rollout = real(*arguments, index=index, **settings)
         return dataclasses.replace(rollout, x0=rollout.x0 * float("nan")) if index in numbers else rollout
 
-    monkeypatch.setattr("marble_rl.trainer.roll_out", poison)
+    monkeypatch.setattr("marble_rl.experience.roll_out", poison)
     return numbers
 
 
@@ -177,8 +178,8 @@ def test_a_skipped_update_changes_nothing_and_resumes(
     assert lora_bytes(tmp_path / "resumed") == lora_bytes(tmp_path / "skipping")
 
     poisoned.clear()
-    gather = Trainer._gather
-    monkeypatch.setattr(Trainer, "_gather", lambda self, index: gather(self, index + (index >= 1)))
+    gather = ExperienceSource.gather
+    monkeypatch.setattr(ExperienceSource, "gather", lambda self, i, *rest: gather(self, i + (i >= 1), *rest))
     train(config_file, tmp_path / "without", *SKIP)
     assert lora_bytes(tmp_path / "skipping") == lora_bytes(tmp_path / "without")
     for part in ("adapters", "optimizer"):
@@ -316,13 +317,16 @@ def test_an_automatic_micro_batch_must_not_change_the_update(config_file: Path) 
     assert "trainer.micro_batch: auto, but loss.regularize_every: 2" in outcome.err
 
 
-def test_attention_backends(tiny_sd3: Path, config_file: Path, tmp_path: Path) -> None:
-    settings = memory_settings(ModelConfig(path=str(tiny_sd3), attention="native"), torch.device("cpu"))
-    load_model(str(tiny_sd3), torch.device("cpu"), memory=settings)
-    outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "model.attention=telepathy")
+def test_attention_backends(config_file: Path, tmp_path: Path) -> None:
+    BUILDERS["flux"](tmp_path / "flux")
+    for name, says in (("native", None), ("telepathy", "'telepathy' cannot be used here.*native")):
+        settings = memory_settings(ModelConfig(path="x", attention=name), torch.device("cpu"))
+        expected = nullcontext() if says is None else pytest.raises(InputError, match=f"model.attention: {says}")
+        with expected:
+            load_model(str(tmp_path / "flux"), torch.device("cpu"), memory=settings)
+    outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "model.attention=native")
     assert outcome.code == 2
-    assert "model.attention: 'telepathy' cannot be used here" in outcome.err
-    assert "native" in outcome.err
+    assert "model.attention: 'native' given, but diffusers lets Stable Diffusion 3 choose no backend" in outcome.err
 
 
 def test_no_memory_for_a_reward(tiny_sd3: Path, tmp_path: Path) -> None:

@@ -103,6 +103,12 @@ class PipelineModel(DiffusionModel):
         if memory.gradient_checkpointing:
             self.transformer.enable_gradient_checkpointing()
         if memory.attention is not None:
+            processors = [module.processor for module in self.transformer.modules() if hasattr(module, "processor")]
+            if not any(hasattr(processor, "_attention_backend") for processor in processors):
+                raise InputError(
+                    f"model.attention: {memory.attention!r} given, but diffusers lets {self.name} choose no backend; "
+                    "leave it out"
+                )
             try:
                 self.transformer.set_attention_backend(memory.attention)
             except (ValueError, RuntimeError, ImportError) as error:
