@@ -19,15 +19,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from marble_rl import hub
 from marble_rl.allocations import Allocations
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
-from marble_rl.errors import InputError
 from marble_rl.gradients.fused import Mixing
 from marble_rl.losses.nft import nft_loss
 from marble_rl.micro_batch import MicroBatch
 from marble_rl.mini import embedded
-from marble_rl.models import PIPELINE, adapter_of
+from marble_rl.models import PIPELINE, adapter_of, check_model_path
 from marble_rl.models.lora import LoraPolicy
 from marble_rl.models.pipeline import PipelineModel
 from marble_rl.precision import MemorySettings, memory_settings
@@ -170,14 +170,11 @@ def config_folder(path: str) -> Path:
     folder = Path(embedded(path, PIPELINE))
     if folder.is_dir():
         return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    check_model_path(path)
+    with hub.explained("model.path", path, "the pipeline's model_index.json"):
+        from huggingface_hub import snapshot_download
 
-    try:
         return Path(snapshot_download(path, allow_patterns=["*.json"], ignore_patterns=["*.index.json"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        why = str(error).strip().partition("\n")[0]
-        raise InputError(f"model.path: the configs of {path} are not here and cannot be downloaded: {why}") from None
 
 
 def build_empty(config: RunConfig, folder: Path) -> PipelineModel:

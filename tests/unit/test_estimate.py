@@ -158,6 +158,10 @@ def test_a_model_out_of_reach_is_no_error(tiny_sd3: Path, tmp_path: Path) -> Non
     config.write_text(yaml.safe_dump({**base_config(tiny_sd3), "model": {"path": "nobody/nothing"}}))
     outcome = marble("config", "show", config)
     assert outcome.code == 0
-    assert "# Memory: no estimate. model.path: the configs of nobody/nothing are not here" in outcome.out
-    with pytest.raises(InputError, match="nobody/nothing"):
-        config_folder("nobody/nothing")
+    assert (
+        "# Memory: no estimate. model.path: the pipeline's model_index.json of 'nobody/nothing' is neither"
+        in outcome.out
+    )
+    for path in ("nobody/nothing", "../build/nothing"):
+        with pytest.raises(InputError, match=path):
+            config_folder(path)
