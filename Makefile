@@ -17,6 +17,7 @@ demo: $(READY)
 	@echo
 	@echo "Before and after, same prompts and seeds: runs/demo/evaluation/grid.png"
 	@echo "Next, for example:"
+	@echo "  $(BIN)/marble report runs/demo    # one page: curves, coefficients, pictures, what can be claimed"
 	@echo "  $(BIN)/marble sample runs/demo --prompt 'a blue sign that says \"K7\"'"
 	@echo "  $(BIN)/marble train configs/mini-demo.yaml --set 'balance={type: weighted_sum}' --out runs/sum"
 	@echo "  $(BIN)/marble train configs/mini.yaml"

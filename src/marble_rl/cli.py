@@ -87,6 +87,7 @@ def train(
             f"\nDone: {result.steps} steps. LoRA for plain diffusers: {result.lora}\n\n"
             f"  marble sample {result.out} --prompt 'a prompt'\n"
             f"  marble evaluate {result.out}\n"
+            f"  marble report {result.out}\n"
             f"  marble export {result.out} --out my-lora"
         )
 
@@ -173,17 +174,18 @@ def evaluate(
     _quiet_libraries()
     from marble_rl.evaluation_report import evaluate_target
 
-    report = evaluate_target(
-        target,
-        settings,
-        roles if is_run else ["given"],
-        prompts_file=prompts,
-        model_path=model,
-        step=step,
-        device=device,
-        out=out or (Path(target) / "evaluation" if is_run else Path("evaluation")),
-        world=world,
-    )
+    with world.agreed():
+        report = evaluate_target(
+            target,
+            settings,
+            roles if is_run else ["given"],
+            prompts_file=prompts,
+            model_path=model,
+            step=step,
+            device=device,
+            out=out or (Path(target) / "evaluation" if is_run else Path("evaluation")),
+            world=world,
+        )
     if not world.first:
         return
     if as_json:

@@ -97,22 +97,8 @@ def evaluate_target(
     out: Path,
     world: World,
 ) -> EvaluationReport:
-    """Evaluate each of the weights; the first process writes scores.json and a grid with one column per weights."""
-    with world.agreed():
-        return _evaluate_target(target, settings, weights, prompts_file, model_path, step, device, out, world)
-
-
-def _evaluate_target(
-    target: str,
-    settings: RunConfig,
-    weights: Sequence[Any],
-    prompts_file: Path | None,
-    model_path: str | None,
-    step: int | None,
-    device: str,
-    out: Path,
-    world: World,
-) -> EvaluationReport:
+    """Evaluate each of the weights; the first process writes scores.json, a grid with one column per weights, and its
+    pictures."""
     inputs = check_inputs(settings)
     try:
         out.mkdir(parents=True, exist_ok=True)
