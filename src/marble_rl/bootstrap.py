@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,7 +30,12 @@ class Difference:
 def paired_difference(before: Tensor, after: Tensor, seed: int = 0) -> Difference:
     """Mean of ``after - before`` ([n] values, one a prompt), with a percentile interval over resampled prompts."""
     differences = (after - before).to(torch.float64).numpy()
+    return Difference(*resampled_mean(differences, seed))
+
+
+def resampled_mean(values: npt.NDArray[np.float64], seed: int = 0) -> tuple[float, float, float]:
+    """Mean of [n] independent values, and both ends of its percentile interval."""
     dice = np.random.default_rng(seed)
-    rows = dice.integers(len(differences), size=(RESAMPLES, len(differences)))
-    low, high = np.quantile(differences[rows].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Difference(float(differences.mean()), float(low), float(high))
+    rows = dice.integers(len(values), size=(RESAMPLES, len(values)))
+    low, high = np.quantile(values[rows].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(values.mean()), float(low), float(high)

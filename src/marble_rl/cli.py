@@ -480,7 +480,6 @@ def rewards_check(
     settings = load_scoring_config(config, overrides or [])
     configs = _chosen_rewards(settings, only)
     _quiet_libraries()
-    import numpy as np
     from rich.console import Console
 
     from marble_rl.models import pick_device
@@ -493,7 +492,7 @@ def rewards_check(
     given = [] if prompt is None else [Prompt(0, prompt, "given")]
     sources = settings.prompts.train
     known = given or (load_prompts(sources, "prompts.train").prompts if sources else [])
-    picture = np.empty(0, np.uint8) if image is None else read_picture(image)
+    picture = None if image is None else read_picture(image)
     chosen = pick_device(device)
     scorer = Scorer(configs, build_rewards(configs))
     with Console(stderr=True).status("checking rewards"):

@@ -42,7 +42,7 @@ from marble_rl.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, EMA, LoraPolicy
 from marble_rl.out_of_memory import memory_errors
-from marble_rl.precision import LossScale, Skips, memory_settings
+from marble_rl.precision import LossScale, Skips
 from marble_rl.rewards.calls import Counts
 from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display, MetricsFile
@@ -312,7 +312,7 @@ class Trainer:
         self.prompt_cache = PromptCache(self.model)
         self.balancer = build_balancer(c)
         self.signal = SignalTracker(len(self.names))
-        self.scale = LossScale(memory_settings(c.model, self._device).dtype)
+        self.scale = LossScale(self.model.dtype)
         self.skips = Skips(c.optimizer.non_finite == "skip")
         samples = c.rollout.groups // c.rollout.updates * c.rollout.group_size
         self.micro_batch = MicroBatch(c.trainer.micro_batch, samples, self._say)

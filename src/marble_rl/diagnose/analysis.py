@@ -20,14 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marble_rl.bootstrap import resampled_mean
 from marble_rl.coefficients.min_norm import min_norm
 from marble_rl.harmony import Harmony, harmony, in_batch_harmony
 
 Rule = Callable[[Tensor], Tensor]
 """A batch's Gram matrix [J, J] -> weights [J]."""
 FIGURES = tuple(Harmony.__annotations__)
-RESAMPLES = 2000
-LEVEL = 0.95
 NEAR_ZERO = 0.05
 """Of the unit gradients' min-norm point: below it the batch has next to no common direction."""
 
@@ -41,12 +40,8 @@ class Estimate:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float], seed: int = 0) -> Estimate:
-        sample = np.asarray(values, dtype=np.float64)
-        dice = np.random.default_rng(seed)
-        means = sample[dice.integers(0, len(sample), (RESAMPLES, len(sample)))].mean(1)
-        low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        return cls(float(sample.mean()), float(low), float(high))
+    def of(cls, values: Sequence[float]) -> Estimate:
+        return cls(*resampled_mean(np.asarray(values, dtype=np.float64)))
 
 
 @dataclass(frozen=True)

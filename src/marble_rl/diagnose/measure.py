@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,13 +16,16 @@ from marble_rl.coefficients.balancers import Scored, build_balancer, weight_vect
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
 from marble_rl.diagnose.analysis import Rule
+from marble_rl.diagnose.directions import rules
 from marble_rl.distributed import World
 from marble_rl.experience import Experience, ExperienceSource
-from marble_rl.gradients.policy import policy_gradients, training_batch
+from marble_rl.gradients.accumulate import RewardGradients
+from marble_rl.gradients.policy import PolicyGradients, policy_gradients, training_batch
 from marble_rl.inference import Opened, read_checkpoint
 from marble_rl.inputs import check_inputs
 from marble_rl.micro_batch import MicroBatch
 from marble_rl.models.base import PromptCache
+from marble_rl.precision import LossScale
 from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display
 from marble_rl.update import Updater
@@ -54,15 +58,14 @@ class Measured:
     with the rewards' gradients of batch n"""
     samples: list[Sample]
     """Of the first mini-batch"""
-    alpha_bar: Tensor | None
-    """[K] the run's smoothed coefficients"""
+    rules: dict[str, Rule]
+    """The directions, by name"""
 
 
 def measure(
     folder: RunFolder,
     opened: Opened,
     batches: int,
-    make_rules: Callable[[Tensor, int, Tensor | None], dict[str, Rule]],
     console: Console,
     on_batch: Callable[[], None],
 ) -> Measured:
@@ -77,8 +80,13 @@ def measure(
     display = Display(Console(quiet=True), batches, 0, names, 1)
     checkpoint = read_checkpoint(folder, opened.step)
     k, size = len(names), policy.flat.numel()
-    weights = weight_vector(names, opened.config.balance.probe_weights if _is_marble(opened.config) else {})  # type: ignore[union-attr]
-    micro_batch = MicroBatch(config.trainer.micro_batch, config.rollout.groups * config.rollout.group_size, print)
+    balance = opened.config.balance
+    weights = weight_vector(names, balance.probe_weights if isinstance(balance, MarbleBalance) else {})
+    scale = LossScale(model.dtype)
+    scale.load_state_dict(checkpoint.state.get("scale", {}))
+    micro_batch = MicroBatch(
+        config.trainer.micro_batch, config.rollout.groups * config.rollout.group_size, console.print
+    )
     micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
     samples: list[Sample] = []
     with TemporaryDirectory(prefix="marble-diagnose-") as scratch:
@@ -89,9 +97,8 @@ def measure(
             experience = source.gather(FIRST_ROLLOUT + m, 0, display)
             columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
             batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
-            found = policy_gradients(
-                model, policy, batch, columns, config.loss, per_column=True, micro_batch=micro_batch.size
-            ).gradients
+            compute = partial(policy_gradients, model, policy, batch, columns, config.loss, per_column=True)
+            found = _computed(compute, micro_batch, scale)
             g[m], shared[m] = found.g.cpu(), found.shared.cpu()
             samples = samples or _samples(experience, experience.scored)
             on_batch()
@@ -101,10 +108,10 @@ def measure(
         alpha_bar = balancer.harmonizer.alpha_bar if balancer.harmonizer is not None else None
         updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
         updater.load_optimizer_tensors(checkpoint.optimizer)
-        rules = make_rules(products, k, alpha_bar)
-        applied = {name: _applied(g, shared, products, rule, updater, k) for name, rule in rules.items()}
+        every_rule = rules(products, k, alpha_bar)
+        applied = {name: _applied(g, shared, products, rule, updater, k) for name, rule in every_rule.items()}
     images = config.rollout.groups * config.rollout.group_size
-    return Measured(names, images, products, applied, samples, alpha_bar)
+    return Measured(names, images, products, applied, samples, every_rule)
 
 
 def _measuring(config: RunConfig) -> RunConfig:
@@ -116,8 +123,9 @@ def _measuring(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"rewards": rewards, "rollout": rollout, "loss": loss})
 
 
-def _is_marble(config: RunConfig) -> bool:
-    return isinstance(config.balance, MarbleBalance)
+def _computed(compute: Callable[..., PolicyGradients], micro_batch: MicroBatch, scale: LossScale) -> RewardGradients:
+    """As in training: on the scale, and as many samples a pass, as the run's numbers and memory need."""
+    return micro_batch.applied(lambda size: scale.applied(partial(compute, micro_batch=size))).gradients
 
 
 def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:

@@ -23,7 +23,7 @@ from marble_rl.diagnose.analysis import (
     signal,
     true_cosines,
 )
-from marble_rl.diagnose.directions import MEANINGS, rules
+from marble_rl.diagnose.directions import MEANINGS
 from marble_rl.diagnose.measure import Measured, Sample, measure
 from marble_rl.inference import open_target
 from marble_rl.runfolder import RunFolder
@@ -83,7 +83,7 @@ def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Pat
     )
     with progress:
         task = progress.add_task("", total=batches)
-        measured = measure(folder, opened, batches, rules, console, lambda: progress.advance(task))
+        measured = measure(folder, opened, batches, console, lambda: progress.advance(task))
     found = _told(measured, opened.step)
     with storage_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)
@@ -96,17 +96,16 @@ def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Pat
 
 def _told(measured: Measured, step: int | None) -> Diagnosis:
     k, products = len(measured.names), measured.products
-    every_rule = rules(products, k, measured.alpha_bar)
     return Diagnosis(
         measured.names,
         step,
         len(products),
         measured.images,
-        {name: direction_figures(products, rule, k) for name, rule in every_rule.items()},
+        {name: direction_figures(products, rule, k) for name, rule in measured.rules.items()},
         {name: _applied(cosines) for name, cosines in measured.applied.items()},
         {size: signal(products, k, size).tolist() for size in SIZES},
         true_cosines(products, k).tolist(),
-        qp_facts(products, every_rule["marble"], k),
+        qp_facts(products, measured.rules["marble"], k),
         constructed_conflict(products, k, STRENGTHS) if k > 1 else [],
         measured.samples,
     )

@@ -63,7 +63,7 @@ class Check:
     """Why it failed, if it did."""
 
 
-def check_reward(reward: CalledReward, device: torch.device, prompts: Sequence[Prompt], image: Images) -> Check:
+def check_reward(reward: CalledReward, device: torch.device, prompts: Sequence[Prompt], image: Images | None) -> Check:
     """Load the reward and score a few pictures with it. Nothing that it does raises."""
     before = _occupied(device)
     try:
@@ -78,8 +78,8 @@ def check_reward(reward: CalledReward, device: torch.device, prompts: Sequence[P
         )
 
 
-def _scored(reward: CalledReward, prompt: Prompt, image: Images, before: int) -> Check:
-    pictures = _variations(image if image.size else sample_picture(prompt))
+def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: int) -> Check:
+    pictures = _variations(sample_picture(prompt) if image is None else image)
     if reward.traits.media == "video":
         pictures = _moving(pictures)
     batch = RewardBatch(pictures, [prompt] * len(pictures))
