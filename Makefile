@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 RUN := OMP_NUM_THREADS=1
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: demo test test-full browser smoke-gpu lint docs clean
+.PHONY: demo test test-full browser smoke-gpu study results lint docs clean
 
 demo: $(READY)
 	@rm -rf runs/demo
@@ -32,6 +32,15 @@ test-full: $(READY) browser
 # On a machine with a CUDA card; ends with a block to paste into an issue. SMOKE="--device cuda:1" takes another card.
 smoke-gpu: $(READY)
 	TRANSFORMERS_VERBOSITY=error DIFFUSERS_VERBOSITY=error $(RUN) $(BIN)/python -m marble_rl.smoke $(SMOKE)
+
+# The study of docs/results.md: hours on two cores. Stop it as you like; the same command goes on.
+study: $(READY)
+	MARBLE=$(BIN)/marble scripts/study.sh runs/study
+	$(BIN)/python -m marble_rl.study --take runs/study
+
+# docs/results.md from docs/results alone.
+results: $(READY)
+	$(BIN)/python -m marble_rl.study
 
 # Debian's Chromium, for the tests of pages.
 browser:

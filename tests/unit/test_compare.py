@@ -162,22 +162,27 @@ def test_seeds() -> None:
             select_seeds(bad)
 
 
+def planned(config: str, words: list[str], out: Path) -> set[str]:
+    """Names of the jobs that a command line plans."""
+    given = {key: [v for k, v in itertools.pairwise(words) if k == key] for key in ("--set", "--methods", "--seeds")}
+    (seeds,) = given["--seeds"]
+    jobs = plan_jobs(CONFIGS.parent / config, given["--set"], given["--methods"], select_seeds(seeds), out)
+    return {job.name for job in jobs}
+
+
 def test_the_commands_of_the_page_are_plans(tmp_path: Path) -> None:
     page = (CONFIGS.parent / "docs" / "compare.md").read_text(encoding="utf-8")
-    (budget,) = re.findall(r'^BUDGET="(.*)"$', page, re.MULTILINE)
-    commands = re.findall(
-        r"^(?:time )?marble compare (configs/.*?) --out", page.replace("\\\n", " "), re.MULTILINE | re.S
-    )
-    counts = []
-    for command in commands:
-        config, *words = shlex.split(command.replace("$BUDGET", budget))
-        given = {
-            key: [v for k, v in itertools.pairwise(words) if k == key] for key in ("--set", "--methods", "--seeds")
-        }
-        (seeds,) = given["--seeds"]
-        jobs = plan_jobs(CONFIGS.parent / config, given["--set"], given["--methods"], select_seeds(seeds), tmp_path)
-        counts.append(len(jobs))
-    assert counts == [55, 55, 36, 2, 5]
+    commands = [shlex.split(line) for line in re.findall(r"^marble compare (configs/.*)$", page, re.MULTILINE)]
+    assert [len(planned(config, words, tmp_path)) for config, *words in commands] == [55, 3]
+
+
+def test_the_study_has_five_seeds_of_the_main_methods_and_three_of_the_others(tmp_path: Path) -> None:
+    script = (CONFIGS.parent / "scripts" / "study.sh").read_text(encoding="utf-8")
+    commands = re.findall(r"^compare (--.*)$", script, re.MULTILINE)
+    jobs = set().union(*(planned("configs/mini-study.yaml", shlex.split(line), tmp_path) for line in commands))
+    study = CONFIGS / "mini-study.yaml"
+    seeds = {"base": range(5), "specialists": range(5), "joint": range(5), "ablations": range(3), "variants": range(3)}
+    assert jobs == {job.name for name, n in seeds.items() for job in plan_jobs(study, [], [name], n, tmp_path)}
 
 
 # The plan, and what is left of it

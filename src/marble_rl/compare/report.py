@@ -53,15 +53,21 @@ def print_report(comparison: Comparison, console: Console) -> None:
 
 
 def markdown(comparison: Comparison) -> str:
-    parts = ["# Comparison"]
-    for title, head, body in _tables(comparison):
-        lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *body]]
-        parts.append("\n".join([f"## {title}", "", *lines]))
+    parts = ["# Comparison", *(f"## {title}\n\n{table}" for title, table in markdown_tables(comparison))]
     parts.append("\n".join(f"- {line}" for line in notes(comparison)))
     parts.append("![composite and z-scores](compare.png)")
     about = [f"- `{row.method}`: {row.about}" for row in comparison.rows]
     parts.append("\n".join(["## Methods", "", *about]))
     return "\n\n".join(parts) + "\n"
+
+
+def markdown_tables(comparison: Comparison) -> list[tuple[str, str]]:
+    """(title, table) of each."""
+    return [(title, markdown_table(head, body)) for title, head, body in _tables(comparison)]
+
+
+def markdown_table(head: list[str], body: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *body])
 
 
 def notes(comparison: Comparison) -> list[str]:

@@ -1,0 +1,18 @@
+#!/bin/sh
+# The study of docs/results.md, into the folder $1 (runs/study). Stop it with Ctrl-C and start it again as you like:
+# jobs that are done are not run again. The order gives a first answer early: three seeds of the main methods first.
+set -e
+OUT=${1:-runs/study}
+MARBLE=${MARBLE:-marble}
+BATCHES=${BATCHES:-50}
+compare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-study.yaml --out "$OUT" "$@"; }
+
+compare --methods base,joint --seeds 0-2
+compare --methods variants --seeds 0-2
+compare --methods ablations --seeds 0-2
+compare --methods base,joint --seeds 3-4
+compare --methods specialists --seeds 0-4
+for job in marble-seed0 marble-seed1 weighted_sum-seed0; do
+  run=$OUT/jobs/$job/run
+  [ -e "$run/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$run" --batches "$BATCHES"
+done

@@ -1,0 +1,61 @@
+"""Rebuild docs/results.md from the results in docs/results, or take over those of a new study first.
+
+python -m marble_rl.study                     # docs/results.md and its figures, from docs/results
+python -m marble_rl.study --take runs/study   # the same, from the jobs and diagnoses of a study that was run again
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from marble_rl.compare.picture import draw
+from marble_rl.errors import InputError
+from marble_rl.storage import write_bytes
+from marble_rl.study.findings import DIAGNOSES, read_study
+from marble_rl.study.page import results_page
+
+KEPT = Path("docs/results")
+PAGE = Path("docs/results.md")
+PICTURE = Path("docs/images/study.png")
+
+
+def take(study: Path) -> None:
+    """Copy what the page needs of a study's folder: the jobs' JSONs, and diagnoses without their samples."""
+    jobs = sorted((study / "jobs").glob("*.json"))
+    if not jobs:
+        raise InputError(f"--take: no results of jobs in {study / 'jobs'}; give the --out of marble compare")
+    shutil.rmtree(KEPT, ignore_errors=True)
+    for folder in (KEPT / "jobs", KEPT / DIAGNOSES):
+        folder.mkdir(parents=True)
+    for file in jobs:
+        shutil.copy(file, KEPT / "jobs" / file.name)
+        diagnosis = study / "jobs" / file.stem / "run" / "diagnosis" / "diagnosis.json"
+        if diagnosis.exists():
+            tree = json.loads(diagnosis.read_text(encoding="utf-8"))
+            tree.pop("samples")
+            write_bytes(KEPT / DIAGNOSES / file.name, (json.dumps(tree, indent=1) + "\n").encode())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--take", type=Path, metavar="DIR", help="folder of a comparison whose results are taken over")
+    given = parser.parse_args()
+    try:
+        if given.take is not None:
+            take(given.take)
+        study = read_study(KEPT)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    draw(study.table, PICTURE)
+    write_bytes(PAGE, results_page(study).encode())
+    print(f"wrote {PAGE} and {PICTURE} from {len(study.results)} jobs and {len(study.diagnoses)} diagnoses in {KEPT}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""Every claim of the paper, and each of our own variants, with the rule by which the study judges it.
+
+A claim "A is better than B" goes by the composite (docs/compare.md): the difference A - B, paired by seed. `confirmed`:
+its 95 % interval lies above 0. `not confirmed`: it does not; the text says whether it lies below 0, or on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from marble_rl.compare.methods import tuned_weights
+from marble_rl.compare.statistics import COMPOSITE, Interval
+from marble_rl.report.wording import listed, number
+from marble_rl.study.findings import Study
+
+Verdict = Literal["confirmed", "partly", "not confirmed", "not testable here", "not measured"]
+REPORTED = ("geneval", "ocr", "hpsv2")
+"""Rewards that the paper reports for its ablations."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    text: str
+    paper: str
+    """The figures that it rests on there."""
+    judge: Callable[[Study], Finding]
+
+
+def better(method: str, other: str) -> Callable[[Study], Finding]:
+    """The rule for "``method`` is better than ``other``"."""
+
+    def judge(study: Study) -> Finding:
+        if not study.has(method, other):
+            return _missing(study, method, other)
+        found = study.difference(method, other)
+        composite = found[COMPOSITE]
+        verdict: Verdict = "confirmed" if composite.low > 0 else "not confirmed"
+        end = "" if composite.low > 0 else ": the other way round" if composite.high < 0 else ": cannot be told apart"
+        return Finding(verdict, f"composite {_difference(composite)}{end}. {_by_reward(found, study.table.rewards)}")
+
+    return judge
+
+
+def all_of(judges: dict[str, Callable[[Study], Finding]]) -> Callable[[Study], Finding]:
+    """Confirmed if all are, partly if some."""
+
+    def judge(study: Study) -> Finding:
+        found = {name: judge(study) for name, judge in judges.items()}
+        texts = " ".join(f"{name}: {finding.text}" for name, finding in found.items())
+        known = [f.verdict for f in found.values() if f.verdict != "not measured"]
+        confirmed = known.count("confirmed")
+        verdict: Verdict = "not measured" if not known else "not confirmed" if not confirmed else "partly"
+        return Finding("confirmed" if known and confirmed == len(found) else verdict, texts)
+
+    return judge
+
+
+def rewards_rise(study: Study) -> Finding:
+    if not study.has("marble", "base"):
+        return _missing(study, "marble", "base")
+    return _rising(study.difference("marble", "base"), study.trained)
+
+
+def held_out_rewards_rise(study: Study) -> Finding:
+    if not study.has("marble", "base"):
+        return _missing(study, "marble", "base")
+    return _rising(study.difference("marble", "base"), study.table.held_out)
+
+
+def best_joint_method(joint: Sequence[str]) -> Callable[[Study], Finding]:
+    def judge(study: Study) -> Finding:
+        if not study.has(*joint):
+            return _missing(study, *joint)
+        order = study.ranking(joint)
+        figures = [f"{name} {number(study.row(name).figures[COMPOSITE].mean, signed=True)}" for name in order]
+        leads = all(study.difference("marble", other)[COMPOSITE].low > 0 for other in joint if other != "marble")
+        verdict: Verdict = "confirmed" if leads else "partly" if order[0] == "marble" else "not confirmed"
+        end = "" if leads else ", but not beyond doubt" if order[0] == "marble" else ""
+        return Finding(verdict, f"rank {order.index('marble') + 1} of {len(order)}{end}: {', '.join(figures)}.")
+
+    return judge
+
+
+def no_specialist_wins(study: Study) -> Finding:
+    """A specialist may win its own reward; over all rewards MARBLE is ahead of each."""
+    names = [f"only-{reward}" for reward in study.trained]
+    if not study.has("marble", *names):
+        return _missing(study, "marble", *names)
+    behind = [name for name in names if study.difference("marble", name)[COMPOSITE].low > 0]
+    own = [r for r in study.trained if study.difference(f"only-{r}", "marble")[r].low > 0]
+    verdict: Verdict = "confirmed" if len(behind) == len(names) else "partly" if behind else "not confirmed"
+    composites = {name: study.difference(name, "marble")[COMPOSITE] for name in names}
+    figures = ", ".join(f"{name} {_difference(d)}" for name, d in composites.items())
+    wins = f"Specialists for {listed(own)} are ahead" if own else "No specialist is ahead beyond doubt"
+    return Finding(verdict, f"composite relative to MARBLE: {figures}. {wins} on their own reward.")
+
+
+def in_batch_harmony(study: Study) -> Finding:
+    return _harmony(study, "in_batch")
+
+
+def independent_harmony(study: Study) -> Finding:
+    return _harmony(study, "independent")
+
+
+def _harmony(study: Study, batches: str) -> Finding:
+    """MARBLE's direction has no conflict where the weighted sum's has: mean over the runs that were diagnosed."""
+    if not study.diagnoses:
+        return Finding("not measured", "No run was diagnosed.")
+    parts, clear = [], []
+    for name, diagnosis in study.diagnoses.items():
+        ours, theirs = (diagnosis["directions"][d][batches] for d in ("marble", "weighted_sum"))
+        parts.append(
+            f"{name} ({diagnosis['batches']} mini-batches): worst cosine {estimate(theirs['min_cos'])} -> "
+            f"{estimate(ours['min_cos'])}, conflict rate {estimate(theirs['conflict'])} -> "
+            f"{estimate(ours['conflict'])}, mean cosine {estimate(theirs['mean_cos'])} -> "
+            f"{estimate(ours['mean_cos'])}."
+        )
+        clear.append(ours["conflict"]["high"] < theirs["conflict"]["low"] and ours["conflict"]["mean"] < 0.05)
+    verdict: Verdict = "confirmed" if all(clear) else "partly" if any(clear) else "not confirmed"
+    return Finding(verdict, " ".join(parts))
+
+
+def follows_difficulty(study: Study) -> Finding:
+    """geneval gets more than its equal share, hpsv2 less."""
+    found = {name: study.training("marble", f"alpha_bar/{name}") for name in study.trained}
+    known = {name: share for name, share in found.items() if share is not None}
+    if not {"geneval", "hpsv2"} <= set(known):
+        return _missing(study, "marble")
+    equal = 1 / len(study.trained)
+    right = [known["geneval"].low > equal, known["hpsv2"].high < equal]
+    verdict: Verdict = "confirmed" if all(right) else "partly" if any(right) else "not confirmed"
+    figures = ", ".join(
+        f"{name} {share.mean:.3f} ({share.low:.3f} to {share.high:.3f})" for name, share in known.items()
+    )
+    return Finding(verdict, f"Mean over the run; an equal share is {equal:.2f}: {figures}.")
+
+
+def fixed(verdict: Verdict, text: str) -> Callable[[Study], Finding]:
+    """What no job of the study decides."""
+    return lambda study: Finding(verdict, text)
+
+
+def _rising(found: dict[str, Interval], rewards: Sequence[str]) -> Finding:
+    up = [name for name in rewards if found[name].low > 0]
+    verdict: Verdict = "confirmed" if len(up) == len(rewards) else "partly" if up else "not confirmed"
+    return Finding(verdict, _by_reward(found, rewards))
+
+
+def _by_reward(found: dict[str, Interval], rewards: Sequence[str]) -> str:
+    return ", ".join(f"{name} {_difference(found[name])}" for name in rewards) + "."
+
+
+def _difference(found: Interval) -> str:
+    sign = "▲ " if found.low > 0 else "▼ " if found.high < 0 else ""
+    return f"{sign}{number(found.mean, signed=True)} ({number(found.low, True)} to {number(found.high, True)})"
+
+
+def estimate(found: Mapping[str, float]) -> str:
+    return f"{found['mean']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
+
+
+def _missing(study: Study, *methods: str) -> Finding:
+    return Finding(
+        "not measured", f"No results of {listed([m for m in methods if not study.has(m)] or ['two seeds'])}."
+    )
+
+
+JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
+
+PAPER = (
+    Claim(
+        "MARBLE beats the weighted sum",
+        "composite +1.116 against +0.184, better on all eight rewards",
+        better("marble", "weighted_sum"),
+    ),
+    Claim(
+        "MARBLE beats hand-made sequential stages",
+        "composite +1.116 against +1.015",
+        better("marble", "sequential"),
+    ),
+    Claim("MARBLE has the best composite of the joint methods", "first of three", best_joint_method(JOINT)),
+    Claim("All trained rewards rise in one run", "all five, over the model without guidance", rewards_rise),
+    Claim("Rewards that were not trained on rise too", "all three", held_out_rewards_rise),
+    Claim(
+        "No specialist comes near it over all rewards",
+        "composites +0.120, +0.013 and +0.362 (FlowGRPO) against +1.116",
+        no_specialist_wins,
+    ),
+    Claim(
+        "The weighted sum points against some reward, MARBLE against none: in its own mini-batch",
+        "conflict rate 0.8 -> 0.0, worst cosine -0.135 -> +0.372, mean 0.456 -> 0.401 (five mini-batches)",
+        in_batch_harmony,
+    ),
+    Claim(
+        "The same measured on independent mini-batches (the paper does not)",
+        "not reported",
+        independent_harmony,
+    ),
+    Claim("Without normalisation it fails", "FAILS", better("marble", "marble_no_norm")),
+    Claim(
+        "Coefficients from the QP beat fixed ones",
+        "geneval/ocr/hpsv2 .93/.96/.355 against .86/.89/.346",
+        better("marble", "uniform"),
+    ),
+    Claim(
+        "Refreshing every 10 steps is better than in every step",
+        ".94/.96/.355 against .92/.92/.301",
+        better("marble", "marble_every_step"),
+    ),
+    Claim(
+        "Every 10 steps is better than every 5 or 20",
+        "N = 5: .92/.96/.350; N = 20: .92/.93/.332",
+        all_of({"N = 5": better("marble", "marble_n5"), "N = 20": better("marble", "marble_n20")}),
+    ),
+    Claim(
+        "Smoothing with rho = 0.7 is better than 0.1 or 0.9",
+        "0.1: .86/.80/.292; 0.9: .90/.89/.342",
+        all_of({"rho 0.1": better("marble", "marble_rho01"), "rho 0.9": better("marble", "marble_rho09")}),
+    ),
+    Claim("Reward dropout is worse", ".80/.61/.270", better("marble", "dropout")),
+    Claim(
+        "Weights chosen by hand (1:1:1:2:2) do not help the weighted sum enough",
+        ".90/.92/.285",
+        better("marble", tuned_weights(5)),
+    ),
+    Claim("A late stage with equal coefficients is best", "stated", better("marble_late_uniform", "marble")),
+    Claim(
+        "Coefficients follow difficulty: geneval gets much, hpsv2 little",
+        "geneval near 0.3, hpsv2 below 0.2",
+        follows_difficulty,
+    ),
+    Claim(
+        "It costs what a single reward costs",
+        "0.97x the speed of the weighted sum every 10 steps, 0.56x in every step; memory 1.14x",
+        fixed("confirmed", "`marble bench`, not this study: [performance.md](performance.md)."),
+    ),
+    Claim(
+        "The scores on SD3.5 Medium",
+        "the table of eleven models",
+        fixed("not testable here", "Needs the published weights and GPUs; [the recipe](recipes.md) is there."),
+    ),
+    Claim(
+        "People prefer its images",
+        "20 raters: 4.63/4.41 against 3.60/2.79",
+        fixed("not testable here", "Needs people."),
+    ),
+)
+
+OURS = {
+    "marble_alpha_over_norm": "between refreshes, coefficients over cached gradient norms",
+    "marble_gram": "products of gradients are smoothed, not solutions",
+    "marble_noise_aware": "the QP on what is not noise",
+    "marble_adam_metric": "the QP in the metric of the optimizer's step",
+}
+"""Variants that the paper does not have."""
+
+
+def judge_paper(study: Study) -> list[tuple[Claim, Finding]]:
+    return [(claim, claim.judge(study)) for claim in PAPER]
+
+
+def judge_ours(study: Study) -> list[tuple[Claim, Finding]]:
+    """Each variant of ours against MARBLE as in the paper."""
+    claims = [Claim(f"`{name}`: {about}", "", better(name, "marble")) for name, about in OURS.items()]
+    return [(claim, claim.judge(study)) for claim in claims]

@@ -1,0 +1,62 @@
+"""What the study measured, in the form that claims ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marble_rl.compare.results import JobResult, read_results
+from marble_rl.compare.statistics import COMPOSITE, Interval, over_seeds
+from marble_rl.compare.table import Comparison, Row, compare_results
+from marble_rl.errors import InputError
+
+DIAGNOSES = "diagnoses"
+
+
+class Study:
+    """Results of jobs, and what `marble diagnose` wrote about some of their runs, by job."""
+
+    def __init__(self, results: Sequence[JobResult], diagnoses: Mapping[str, Mapping[str, Any]]) -> None:
+        self.results = results
+        self.diagnoses = diagnoses
+        self.table = compare_results(results)
+        self._against: dict[str, Comparison] = {}
+
+    @property
+    def trained(self) -> list[str]:
+        return [name for name in self.table.rewards if name not in self.table.held_out]
+
+    def has(self, *methods: str) -> bool:
+        return set(methods) <= {row.method for row in self.table.rows}
+
+    def row(self, method: str) -> Row:
+        return next(row for row in self.table.rows if row.method == method)
+
+    def difference(self, method: str, other: str) -> dict[str, Interval]:
+        """``method`` minus ``other`` by reward and in the composite, paired by seed."""
+        if other not in self._against:
+            self._against[other] = compare_results(self.results, other)
+        return next(row.differences for row in self._against[other].rows if row.method == method)
+
+    def training(self, method: str, key: str) -> Interval | None:
+        """Mean over seeds of a figure of metrics.jsonl, where two seeds or more have it."""
+        values = [r.training[key] for r in self.results if r.method == method and key in r.training]
+        return over_seeds(np.array(values)) if len(values) > 1 else None
+
+    def ranking(self, methods: Sequence[str]) -> list[str]:
+        """Those that were measured, the best composite first."""
+        rows = [row for row in self.table.rows if row.method in methods]
+        return [row.method for row in sorted(rows, key=lambda row: -row.figures[COMPOSITE].mean)]
+
+
+def read_study(folder: Path) -> Study:
+    """FOLDER/jobs/*.json and FOLDER/diagnoses/*.json."""
+    results = [result for result in read_results(folder).values() if result.failed is None]
+    if not results:
+        raise InputError(f"{folder}: no results of jobs in {folder / 'jobs'}; give the --out of a comparison")
+    files = sorted((folder / DIAGNOSES).glob("*.json"))
+    return Study(results, {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files})

@@ -1,0 +1,188 @@
+"""The study's rules, on results with known differences, and the page that is committed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marble_rl.compare.results import JobResult
+from marble_rl.study.claims import OURS, PAPER, Claim, all_of, best_joint_method, better, judge_ours, judge_paper
+from marble_rl.study.claims import follows_difficulty, in_batch_harmony, independent_harmony, no_specialist_wins
+from marble_rl.study.claims import held_out_rewards_rise, rewards_rise
+from marble_rl.study.findings import Study, read_study
+from marble_rl.study.page import results_page
+
+ROOT = Path(__file__).parents[2]
+REWARDS = ["geneval", "ocr", "pickscore", "clipscore", "hpsv2", "aesthetic"]
+NOISE = (0.0, 0.01, -0.01)
+"""What the seeds differ by."""
+
+
+def job(method: str, seed: int, scores: list[float], **training: float) -> JobResult:
+    means = dict(zip(REWARDS, scores, strict=True))
+    return JobResult(
+        method,
+        f"about {method}",
+        seed,
+        [],
+        {"prompts": {}, "balance": {"type": method}},
+        method,
+        {"marble": "0"},
+        means=means,
+        held_out=["aesthetic"],
+        prompts=1,
+        images_per_prompt=1,
+        per_prompt={name: [value] for name, value in means.items()},
+        train_seconds=60.0,
+        training=training,
+    )
+
+
+def study(scores: dict[str, list[float]], diagnoses: dict[str, Any] | None = None, **training: float) -> Study:
+    """Each method's scores by reward; in every seed a little more or less, of each reward in another one."""
+    jobs = [
+        job(method, seed, [value + NOISE[(seed + i) % 3] for i, value in enumerate(values)], **training)
+        for method, values in scores.items()
+        for seed in range(3)
+    ]
+    return Study(jobs, diagnoses or {})
+
+
+LOW, HIGH = [0.1] * 6, [0.5] * 6
+
+
+def test_better_means_an_interval_above_zero() -> None:
+    found = study({"base": LOW, "weighted_sum": LOW, "marble": HIGH})
+    assert better("marble", "weighted_sum")(found).verdict == "confirmed"
+    reversed_ = better("weighted_sum", "marble")(found)
+    assert reversed_.verdict == "not confirmed"
+    assert "the other way round" in reversed_.text
+    assert "geneval ▼ −0.400" in reversed_.text
+
+
+def test_what_cannot_be_told_apart_is_not_confirmed() -> None:
+    jobs = [job("marble", s, [0.3 + (s - 1) / 10] * 6) for s in range(3)] + [job("uniform", s, [0.3] * 6) for s in range(3)]
+    found = better("marble", "uniform")(Study(jobs, {}))
+    assert found.verdict == "not confirmed"
+    assert "cannot be told apart" in found.text
+
+
+def test_a_method_that_was_not_run_is_not_judged() -> None:
+    found = better("marble", "dropout")(study({"marble": HIGH}))
+    assert (found.verdict, found.text) == ("not measured", "No results of dropout.")
+
+
+def test_a_claim_of_two_parts() -> None:
+    data = study({"base": LOW, "marble": HIGH, "marble_n5": LOW, "marble_n20": [0.9] * 6})
+    five, twenty = better("marble", "marble_n5"), better("marble", "marble_n20")
+    assert all_of({"N = 5": five})(data).verdict == "confirmed"
+    assert all_of({"N = 5": five, "N = 20": twenty})(data).verdict == "partly"
+    assert all_of({"N = 20": twenty})(data).verdict == "not confirmed"
+    assert all_of({"N = 5": five, "other": better("marble", "other")})(data).verdict == "partly"
+    assert all_of({"other": better("marble", "other")})(data).verdict == "not measured"
+
+
+def test_rewards_rise() -> None:
+    data = study({"base": LOW, "marble": [0.5, 0.5, 0.5, 0.5, 0.1, 0.05]})
+    assert rewards_rise(data).verdict == "partly"
+    assert held_out_rewards_rise(data).verdict == "not confirmed"
+    assert "aesthetic ▼" in held_out_rewards_rise(data).text
+    assert rewards_rise(study({"base": LOW, "marble": HIGH})).verdict == "confirmed"
+
+
+def test_the_best_joint_method() -> None:
+    joint = ("weighted_sum", "marble")
+    assert best_joint_method(joint)(study({"weighted_sum": LOW, "marble": HIGH})).verdict == "confirmed"
+    found = best_joint_method(joint)(study({"weighted_sum": HIGH, "marble": LOW}))
+    assert found.verdict == "not confirmed"
+    assert found.text.startswith("rank 2 of 2: weighted_sum +1.00")
+    near = [job("marble", s, [0.3 + s / 10] * 6) for s in range(3)] + [job("weighted_sum", s, [0.35] * 6) for s in range(3)]
+    found = best_joint_method(joint)(Study(near, {}))
+    assert (found.verdict, "not beyond doubt" in found.text) == ("partly", True)
+
+
+def test_specialists() -> None:
+    own = {f"only-{name}": [0.8 if name == other else 0.1 for other in REWARDS] for name in REWARDS[:5]}
+    found = no_specialist_wins(study({"marble": HIGH, **own}))
+    assert found.verdict == "confirmed"
+    assert "Specialists for geneval, ocr, pickscore, clipscore and hpsv2 are ahead on their own" in found.text
+    assert no_specialist_wins(study({"marble": LOW, **own})).verdict == "not confirmed"
+
+
+def test_coefficients_follow_difficulty() -> None:
+    def shares(geneval: float, hpsv2: float) -> Study:
+        return study({"marble": HIGH}, **{"alpha_bar/geneval": geneval, "alpha_bar/hpsv2": hpsv2})
+
+    assert follows_difficulty(shares(0.3, 0.1)).verdict == "confirmed"
+    assert follows_difficulty(shares(0.3, 0.3)).verdict == "partly"
+    assert follows_difficulty(shares(0.1, 0.3)).verdict == "not confirmed"
+    assert follows_difficulty(study({"marble": HIGH})).verdict == "not measured"
+
+
+def diagnosis(in_batch: tuple[float, float], independent: tuple[float, float]) -> dict[str, Any]:
+    """Conflict rates of the weighted sum and of MARBLE."""
+
+    def about(mean: float) -> dict[str, float]:
+        return {"mean": mean, "low": max(0.0, mean - 0.02), "high": min(1.0, mean + 0.02)}
+
+    figures = {
+        name: {
+            kind: {key: about(rates[i]) for key in ("min_cos", "mean_cos", "conflict")}
+            for kind, rates in (("in_batch", in_batch), ("independent", independent))
+        }
+        for i, name in enumerate(("weighted_sum", "marble"))
+    }
+    return {
+        **{"batches": 50, "images": 96, "step": 60, "names": REWARDS[:2]},
+        "directions": figures,
+        "applied": {name: {"min_cos": about(0.1), "conflict": about(0.1)} for name in figures},
+        "signal": {"1.0": [0.1, 0.2], "16.0": [0.6, None]},
+        "cosines": [[1.0, None], [None, 1.0]],
+        "qp": {"norm": [0.5, 0.3], "near_zero": 0.25},
+    }
+
+
+def test_harmony_on_its_own_and_on_other_batches() -> None:
+    data = study({"marble": HIGH}, {"marble-seed0": diagnosis((0.8, 0.0), (0.9, 0.85))})
+    assert in_batch_harmony(data).verdict == "confirmed"
+    assert "conflict rate +0.80 (+0.78 to +0.82) -> +0.00" in in_batch_harmony(data).text
+    assert independent_harmony(data).verdict == "not confirmed"
+    assert in_batch_harmony(study({"marble": HIGH})).verdict == "not measured"
+
+
+def test_every_claim_is_judged_and_told() -> None:
+    scores = {"base": LOW, "weighted_sum": LOW, "sequential": LOW, "gdpo": LOW, "uniform": LOW, "marble": HIGH}
+    data = study(scores | dict.fromkeys(OURS, HIGH), {"marble-seed0": diagnosis((0.8, 0.0), (0.9, 0.85))})
+    page = results_page(data)
+    for claim, finding in (*judge_paper(data), *judge_ours(data)):
+        assert f"| {claim.text} |" in page
+        assert f"**{finding.verdict}** | {finding.text} |" in page
+    assert len(judge_paper(data)) == len(PAPER)
+    assert "| signal at this batch size | 0.100 | 0.200 |" in page
+    assert "| at 16 times as many images | 0.600 | ? |" in page
+    assert "is 0.400 on average; 25 % of the mini-batches" in page
+
+
+@pytest.mark.parametrize("claim", PAPER, ids=lambda claim: claim.text)
+def test_a_claim_without_data_is_not_judged(claim: Claim) -> None:
+    verdict = claim.judge(study({"base": LOW})).verdict
+    assert verdict in ("not measured", "not testable here") or "performance.md" in claim.judge(study({"base": LOW})).text
+
+
+def test_the_page_is_made_of_the_results_beside_it() -> None:
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert page == results_page(read_study(ROOT / "docs/results")), "run make results"
+
+
+def test_the_results_kept_are_of_the_studys_config() -> None:
+    from marble_rl.compare.jobs import identity, plan_jobs
+
+    jobs = sorted((ROOT / "docs/results/jobs").glob("*.json"))
+    assert jobs
+    planned = {job.name: job for job in plan_jobs(ROOT / "configs/mini-study.yaml", [], ["all"], range(5), ROOT)}
+    for file in jobs:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        assert kept["config"] == identity(planned[file.stem].config), file.name
