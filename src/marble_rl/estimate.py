@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -174,7 +175,12 @@ def config_folder(path: str) -> Path:
     with hub.explained("model.path", path, "the pipeline's model_index.json"):
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(path, allow_patterns=["*.json"], ignore_patterns=["*.index.json"]))
+        fetch = partial(snapshot_download, path, allow_patterns=["*.json"], ignore_patterns=["*.index.json"])
+        try:
+            hub.knock()
+        except ConnectionError:
+            return Path(fetch(local_files_only=True))
+        return Path(fetch())
 
 
 def build_empty(config: RunConfig, folder: Path) -> PipelineModel:

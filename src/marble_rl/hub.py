@@ -14,6 +14,8 @@ from marble_rl.errors import InputError
 
 HUB = "https://huggingface.co"
 TOKEN = "`hf auth login` or HF_TOKEN"
+PATIENCE = 3.0
+"""Seconds in which the hub should answer, where an answer is welcome but not needed."""
 
 
 @contextmanager
@@ -40,6 +42,16 @@ def download(key: str, repository: str, name: str, advice: str = "") -> Path:
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(repository, name))
+
+
+def knock() -> None:
+    """Raise ConnectionError unless the hub answers soon; its own library waits without a limit for some answers."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+    except Exception as error:  # of requests or of httpx: that depends on the version of huggingface_hub
+        raise ConnectionError(f"{constants.ENDPOINT}: {error}") from error
 
 
 def looks_local(source: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from transformers import CLIPConfig
 
 from marble_rl import hub
 from marble_rl.errors import InputError
+from marble_rl.estimate import config_folder
 from marble_rl.models import load_model
 from marble_rl.rewards.clip import ClipScore, Hpsv2
 from marble_rl.rewards.detection import load_finder
@@ -132,6 +134,25 @@ def test_no_network(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     said = r"^model: .+ of 'some/model' is neither here .*, and the hub cannot be reached \(.*[Cc]onnection refused"
     with pytest.raises(InputError, match=said):
         LOADERS[kind]("some/model")
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+def test_an_estimate_does_not_wait_for_a_network(silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks once, and takes the copy in the cache if there is one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        use_hub(f"http://127.0.0.1:{server.getsockname()[1]}", tmp_path, monkeypatch)
+        if not silent:
+            server.close()
+        monkeypatch.setattr(hub, "PATIENCE", 0.2)
+        monkeypatch.setattr("time.sleep", lambda _: pytest.fail("a pause before it is tried again"))
+        why = "timed out" if silent else "[Cc]onnection refused"
+        with pytest.raises(InputError, match=rf"'some/model' is neither here .*, and the hub cannot be reached.*{why}"):
+            config_folder("some/model")
+        copy = tmp_path / "models--some--model" / "snapshots" / "1234"
+        copy.mkdir(parents=True)
+        (copy.parents[1] / "refs").mkdir()
+        (copy.parents[1] / "refs" / "main").write_text("1234")
+        assert config_folder("some/model") == copy
 
 
 @pytest.mark.parametrize("kind", ["clip", "hpsv2", "imagereward", "detector", "pipeline"])

@@ -1,0 +1,40 @@
+"""`marble bench`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marble_rl.cli.shared import AsJson, Device, print_json, quiet_libraries
+
+
+def bench(
+    out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("runs/bench"),
+    rounds: Annotated[int, typer.Option(min=1, help="How often every step is timed.")] = 3,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure what one gradient per reward costs on this machine, beside a weighted sum.
+
+    Up to ten minutes on one CPU core. Every step runs once in each round; speeds are ratios within a round.
+    """
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # read when numpy is imported
+    quiet_libraries()
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from marble_rl.bench.run import print_bench, run_bench, write_bench
+    from marble_rl.bench.workload import Size
+    from marble_rl.models import pick_device
+
+    found = run_bench(pick_device(device), rounds, Size(), Console(stderr=True))
+    write_bench(found, out)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        print_bench(found, Console())
+        typer.echo(f"\nWrote {out / 'bench.json'} and {out / 'bench.png'}")

@@ -1,0 +1,88 @@
+"""`marble config show` and `check`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marble_rl.cli.shared import AsJson, ConfigPath, Overrides, print_json, quiet_libraries
+from marble_rl.errors import InputError
+
+if TYPE_CHECKING:
+    from marble_rl.config.schema import RunConfig
+
+app = typer.Typer(help="Look at a config before running it.", no_args_is_help=True)
+
+
+@app.command("show", epilog="Example: marble config show configs/tiny.yaml --set trainer.steps=5")
+def config_show(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    estimate: Annotated[
+        bool | None,
+        typer.Option(help="Memory that the run needs, from the model's configs. Default: yes, with --json no."),
+    ] = None,
+    on: Annotated[
+        str | None, typer.Option(help="Estimate for this device: cpu or cuda. Default: the config's.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the resolved config, defaults included, and an estimate of its memory as comments at the end."""
+    from marble_rl.config import dump_config, load_config, to_yaml
+
+    run = load_config(config, overrides or [])
+    if not as_json:
+        typer.echo(to_yaml(run), nl=False)
+        if estimate is not False:
+            for line in _estimated(run, on)[1]:
+                typer.echo(f"# {line}".rstrip())
+    elif estimate:
+        print_json({"config": json.loads(dump_config(run)), "estimate": _estimated(run, on)[0]})
+    else:
+        typer.echo(dump_config(run), nl=False)
+
+
+def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, list[str]]:
+    """For programs, and in lines for people; a model that is out of reach is no error."""
+    quiet_libraries()
+    import torch
+
+    from marble_rl.estimate import describe, estimate_run
+    from marble_rl.models import pick_device
+
+    try:
+        device = pick_device(run.model.device) if on is None else torch.device(on)
+        found = estimate_run(run, device)
+    except InputError as error:
+        return None, [f"Memory: no estimate. {error}"]
+    return found.to_json(), describe(found, run, device)
+
+
+@app.command("check", epilog="Example: marble config check configs/tiny.yaml")
+def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Check a config, its prompts and its rewards, without loading a model."""
+    from marble_rl.config import load_config
+
+    run = load_config(config, overrides or [])
+    from marble_rl.inputs import check_inputs
+
+    inputs = check_inputs(run)
+    images = run.rollout.groups * run.rollout.group_size
+    sizes = {name: len(prompts) for name, prompts in inputs.train.sources.items()}
+    facts = {
+        "rewards": list(run.trained_rewards),
+        "balance": run.balance.type,
+        "prompts": sizes,
+        "images_per_rollout": images,
+        "steps": run.trainer.steps,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        sources = ", ".join(f"{name} ({count})" for name, count in sizes.items())
+        typer.echo(
+            f"{config}: ok. {run.balance.type} on {', '.join(run.trained_rewards)}; prompts: {sources}; "
+            f"{images} images a rollout, {run.trainer.steps} steps"
+        )

@@ -1,0 +1,123 @@
+"""`marble diagnose`, `compare` and `report`: how a run or a method did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marble_rl.cli.shared import (
+    AsJson,
+    Device,
+    Overrides,
+    RunCheckpoint,
+    RunPath,
+    ask_for_quiet,
+    print_json,
+    quiet_libraries,
+)
+from marble_rl.errors import InputError
+
+
+def diagnose(
+    run: RunPath,
+    batches: Annotated[int, typer.Option(min=3, help="Fresh mini-batches to measure.")] = 50,
+    step: RunCheckpoint = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures. Default: RUN/diagnosis.")] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure how well each way to combine the rewards serves each of them.
+
+    Draws fresh mini-batches with the run's policy and takes one gradient per reward from each. Directions are compared
+    in the batch they were made from, as the paper does, and on independent ones, which tells more.
+    """
+    quiet_libraries()
+    from rich.console import Console
+
+    from marble_rl.diagnose.printing import print_diagnosis
+    from marble_rl.diagnose.run import diagnose as run_diagnosis
+
+    folder = out or run / "diagnosis"
+    found = run_diagnosis(run, batches=batches, step=step, device=device, out=folder, console=Console(stderr=True))
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_diagnosis(found, Console())
+        typer.echo(f"\nWrote {folder / 'diagnosis.json'} and {folder / 'diagnosis.png'}")
+
+
+def compare(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG|DIR", help="YAML file; with --table-only the folder of a comparison.")
+    ],
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Names with commas between them; may be repeated. Sets: joint, specialists, ablations, variants, all. "
+            "weights:1,2 is a weighted sum, name=key=value,... a method of your own. Default: joint."
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Such as 0-4 or 0,1,5.")] = "0-2",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the comparison.")] = Path("runs/compare"),
+    overrides: Overrides = None,
+    against: Annotated[
+        str | None, typer.Option(help="Method that differences are taken to. Default: weighted_sum, if there.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Jobs at a time. Default: one a core, with one thread; on a GPU one.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what was made with another config.")] = False,
+    table_only: Annotated[bool, typer.Option("--table-only", help="Make the table of the results there are.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train several methods under one budget, evaluate all on the same held-out prompts, write the table.
+
+    One job per method and seed. Ctrl-C stops and saves all of them; the same command goes on, and jobs that are
+    finished are not run again. Exit code 1 if a job crashed: the table then has a hole.
+    """
+    ask_for_quiet()  # transformers and diffusers are imported only where jobs are run
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from marble_rl.compare.command import make_table, raise_for_holes, run_comparison, show
+    from marble_rl.compare.selection import select_seeds
+
+    if table_only:
+        out = config if config.is_dir() else out
+        found = make_table(out, against=against)
+    elif config.is_dir():
+        raise InputError(f"{config} is a folder; give a config, or --table-only to make the table of what is there")
+    else:
+        found = run_comparison(
+            config,
+            overrides or [],
+            methods or ["joint"],
+            select_seeds(seeds),
+            out,
+            against=against,
+            at_once=jobs,
+            fresh=fresh,
+            console=Console(stderr=True),
+        )
+    if as_json:
+        print_json(asdict(found))
+    else:
+        show(found, out, Console())
+    raise_for_holes(found, out)
+
+
+def report(
+    target: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="Run folder, or what `marble compare` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The file. Default: report.html in the folder.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Build it again while the run goes on; Ctrl-C ends.")] = False,
+) -> None:
+    """Show how a run went, on one HTML page with nothing to load beside it."""
+    from marble_rl.report import watch_report, write_report
+
+    if watch:
+        watch_report(target, out, lambda file: typer.echo(f"wrote {file}; Ctrl-C ends"))
+    else:
+        typer.echo(f"wrote {write_report(target, out)}")

@@ -1,0 +1,41 @@
+"""Options that several commands have, and what they do alike."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, or the config.json of a run.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated.")
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+RunCheckpoint = Annotated[int | None, typer.Option(help="Which checkpoint. Default: the newest.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def ask_for_quiet() -> None:
+    """Hush transformers and diffusers wherever they are imported from here on, in processes we start as well."""
+    for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
+        os.environ.setdefault(name, "error")
+
+
+def quiet_libraries() -> None:
+    """Keep the loading chatter of transformers and diffusers off the terminal; their download bars stay."""
+    ask_for_quiet()
+    from diffusers.utils import logging as diffusers_logging
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+    enable_progress_bars()

@@ -1,0 +1,59 @@
+"""`marble train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marble_rl.cli.shared import AsJson, ConfigPath, Overrides, print_json, quiet_libraries
+from marble_rl.distributed import join
+
+
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/ and the config's name.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a LoRA on all rewards of CONFIG at once.
+
+    Ctrl-C finishes the step under way, saves and stops; `--resume` goes on as if nothing had happened.
+    Several processes: `torchrun --standalone --nproc-per-node 8 -m marble_rl.cli train CONFIG` (docs/distributed.md).
+    """
+    from marble_rl.config import load_config
+
+    folder = out or Path("runs") / config.stem
+    world = join()
+    with world.agreed():
+        run = load_config(config, overrides or [])
+    quiet_libraries()
+    from rich.console import Console
+
+    from marble_rl.runfolder import RunFolder
+    from marble_rl.summary import print_summary
+    from marble_rl.trainer import Trainer
+
+    result = Trainer(run, folder, resume=resume, world=world).train()
+    if not world.first:
+        return
+    if as_json:
+        print_json(
+            {
+                "out": str(result.out),
+                "steps": result.steps,
+                "lora": str(result.lora),
+                "metrics": result.metrics,
+            }
+        )
+    else:
+        print_summary(Console(), RunFolder(result.out).metrics, run.trained_rewards)
+        typer.echo(
+            f"\nDone: {result.steps} steps. LoRA for plain diffusers: {result.lora}\n\n"
+            f"  marble sample {result.out} --prompt 'a prompt'\n"
+            f"  marble evaluate {result.out}\n"
+            f"  marble report {result.out}\n"
+            f"  marble export {result.out} --out my-lora"
+        )
