@@ -11,6 +11,7 @@ from marble_rl import __version__
 from marble_rl.cli import config, rewards
 from marble_rl.cli.bench import bench
 from marble_rl.cli.measuring import compare, diagnose, report
+from marble_rl.cli.shared import ask_for_quiet
 from marble_rl.cli.train import train
 from marble_rl.cli.using import evaluate, export, sample
 from marble_rl.distributed import launched
@@ -56,6 +57,7 @@ def _main(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
+    ask_for_quiet()
     command = context.invoked_subcommand
     if launched() > 1 and command not in DISTRIBUTED:
         error = InputError(

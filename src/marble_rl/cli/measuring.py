@@ -13,7 +13,6 @@ from marble_rl.cli.shared import (
     Overrides,
     RunCheckpoint,
     RunPath,
-    ask_for_quiet,
     print_json,
     quiet_libraries,
 )
@@ -77,7 +76,6 @@ def compare(
     One job per method and seed. Ctrl-C stops and saves all of them; the same command goes on, and jobs that are
     finished are not run again. Exit code 1 if a job crashed: the table then has a hole.
     """
-    ask_for_quiet()  # transformers and diffusers are imported only where jobs are run
     from dataclasses import asdict
 
     from rich.console import Console

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marble_rl.cli.shared import AsJson, ConfigPath, Device, Overrides, ask_for_quiet, print_json, quiet_libraries
+from marble_rl.cli.shared import AsJson, ConfigPath, Device, Overrides, print_json, quiet_libraries
 
 if TYPE_CHECKING:
     from marble_rl.config.schema import RewardConfig, RunConfig
@@ -99,7 +99,6 @@ def rewards_serve(
     from marble_rl.config import load_scoring_config
 
     configs = _chosen_rewards(load_scoring_config(config, overrides or []), only)
-    ask_for_quiet()  # diffusers is not needed here, so not imported to hush it
     from marble_rl.models import pick_device
     from marble_rl.rewards.server import Limits, serve
 

@@ -30,8 +30,7 @@ def ask_for_quiet() -> None:
 
 
 def quiet_libraries() -> None:
-    """Keep the loading chatter of transformers and diffusers off the terminal; their download bars stay."""
-    ask_for_quiet()
+    """Keep the loading bars of transformers and diffusers off the terminal; those of downloads stay."""
     from diffusers.utils import logging as diffusers_logging
     from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging as transformers_logging
