@@ -78,6 +78,7 @@ def test_marble_is_the_papers_whatever_the_config_says() -> None:
         "marble_alpha_over_norm": {"apply": "alpha_over_norm"},
         "marble_gram": {"smooth": "gram"},
         "marble_noise_aware": {"smooth": "gram", "solver": "noise_aware"},
+        "marble_adam_metric": {"metric": "adam"},
         "marble_late_uniform": {"uniform_after": 48},
     }
     assert {name for name in balances if name.startswith("marble_")} == changed.keys()
@@ -177,7 +178,7 @@ def test_the_commands_of_the_page_are_plans(tmp_path: Path) -> None:
         (seeds,) = given["--seeds"]
         jobs = plan_jobs(CONFIGS.parent / config, given["--set"], given["--methods"], select_seeds(seeds), tmp_path)
         counts.append(len(jobs))
-    assert counts == [55, 55, 36, 2, 5]
+    assert counts == [55, 55, 39, 2, 5]
 
 
 # The plan, and what is left of it
