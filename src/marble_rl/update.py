@@ -68,7 +68,8 @@ class Updater:
         """[P]: a running mean of AdamW's, one step on, without its bias towards 0."""
         state = self.optimizer.state.get(self._flat, {})
         mean: Tensor = decay * state.get(key, torch.zeros_like(new)) + (1 - decay) * new
-        return mean / (1 - decay ** (float(state.get("step", 0)) + 1))
+        steps = float(state.get("step", 0)) + 1
+        return mean / (1 - math.pow(decay, steps))
 
     def _clipped(self, gradient: Tensor) -> Tensor:
         return gradient * min(1.0, self.config.grad_clip / (float(gradient.norm()) + 1e-6))

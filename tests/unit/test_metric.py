@@ -32,6 +32,9 @@ def diagonal(size: Tensor) -> Tensor:
     return (0.9 * BEFORE + 0.1 * size**2).sqrt() + 1e-8
 
 
+METRIC = Metric(K, diagonal)
+
+
 def batch() -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of every row's slope and base [ROWS, P], and advantages [ROWS, K + 1]."""
     dice = torch.Generator().manual_seed(0)
@@ -39,7 +42,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return slopes, bases, torch.randn(ROWS, K + 1, generator=dice)
 
 
-def accumulated(scale: float = 1.0, metric: Metric | None = Metric(K, diagonal)) -> RewardGradients:
+def accumulated(scale: float = 1.0, metric: Metric | None = METRIC) -> RewardGradients:
     """In micro-batches of 4, on a model that is linear in its parameters."""
     slopes, bases, advantages = batch()
     weights = torch.zeros(P, requires_grad=True)
