@@ -49,12 +49,17 @@ def in_batch_harmony(gram: Tensor, weights: Tensor, rewards: int) -> Harmony | N
     return harmony(products[:rewards], gram.diagonal()[:rewards], weights @ products)
 
 
-def heldout_harmony(half_gram: Tensor, rule: Callable[[Tensor], Tensor], rewards: int) -> Harmony | None:
+def heldout_harmony(
+    half_gram: Tensor, rule: Callable[[Tensor], Tensor], rewards: int, made_from: Tensor | None = None
+) -> Harmony | None:
     """Of the direction that ``rule`` (Gram [J, J] -> weights [J]) makes from one half, with the other half's
-    gradients; the mean of both ways round."""
+    gradients; the mean of both ways round.
+
+    ``made_from`` [2, 2, J, J]: what the rule sees, where those are other products than the cosines are told in."""
+    seen = half_gram if made_from is None else made_from
     ways = []
     for made, measured in ((0, 1), (1, 0)):
-        weights = rule(half_gram[made, made])
+        weights = rule(seen[made, made])
         ways.append(
             harmony(
                 (half_gram[measured, made] @ weights)[:rewards],

@@ -65,7 +65,10 @@ def refresh_metrics(
     rule: Callable[[Tensor], Tensor],
 ) -> Metrics:
     """What a refresh shows. Column K of the gradients is the weighted-sum probe. ``rule`` gives our weights [K] for
-    the Gram matrix [K, K] of half the batch."""
+    the Gram matrix [K, K] of half the batch.
+
+    Directions are made from the products in the optimizer's metric where there are any, and measured in the plain ones
+    and in those."""
     k = len(names)
     gram = gradients.gram.cpu()
     metrics = {
@@ -87,10 +90,15 @@ def refresh_metrics(
     def weighted_sum(g: Tensor) -> Tensor:
         return torch.eye(k + 1, dtype=g.dtype)[k]
 
+    made = gradients.in_metric or gradients.products
+    measured = {"": gradients.products} | ({"metric_": gradients.in_metric} if gradients.in_metric else {})
     for prefix, weights in (("", ours), ("ws_", weighted_sum)):
-        metrics |= _harmony(f"{prefix}harmony", in_batch_harmony(gram, weights(gram), k))
-        if gradients.half_gram is not None:
-            metrics |= _harmony(f"{prefix}heldout", heldout_harmony(gradients.half_gram.cpu(), weights, k))
+        for metric, products in measured.items():
+            found_here = in_batch_harmony(products.gram.cpu(), weights(made.gram.cpu()), k)
+            metrics |= _harmony(f"{prefix}{metric}harmony", found_here)
+            if products.half_gram is not None and made.half_gram is not None:
+                found_there = heldout_harmony(products.half_gram.cpu(), weights, k, made.half_gram.cpu())
+                metrics |= _harmony(f"{prefix}{metric}heldout", found_there)
     return metrics
 
 

@@ -153,7 +153,6 @@ def unscaled(found: RewardGradients, scale: float) -> RewardGradients:
         g=found.g.div_(scale),
         shared=found.shared.div_(scale),
         norms=found.norms / scale,
-        gram=found.gram / square,
-        cross=None if found.cross is None else found.cross / square,
-        half_gram=None if found.half_gram is None else found.half_gram / square,
+        **vars(found.products.divided_by(square)),
+        in_metric=None if found.in_metric is None else found.in_metric.divided_by(square),
     )

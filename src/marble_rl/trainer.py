@@ -25,6 +25,7 @@ from marble_rl.errors import InputError, LostProcess, NonFiniteGradient, RewardE
 from marble_rl.evaluate import evaluate
 from marble_rl.experience import Experience, ExperienceSource, draw_grid
 from marble_rl.gradients.accumulate import FusedMismatch, Method
+from marble_rl.gradients.metric import Metric
 from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
 from marble_rl.harmony import SignalTracker
 from marble_rl.inputs import check_inputs
@@ -212,17 +213,26 @@ class Trainer:
         k = len(self.names)
         probe = scored.weighted_sum(weight_vector(self.names, balance.probe_weights))
         columns = torch.cat([scored.advantages, probe[:, None]], dim=1)[rows]
-        result = self._gradients(batch, columns, per_column=True, method=balance.gradients)
+        metric = Metric(k, self.updater.preconditioner) if balance.metric == "adam" else None
+        result = self._gradients(batch, columns, per_column=True, method=balance.gradients, metric=metric)
         g = result.gradients
+        balanced = g.in_metric or g.products
         with self._display.stage("coefficients"):
-            found = harmonizer.refresh(g.gram[:k, :k], None if g.cross is None else g.cross[:k, :k])
+            cross = None if balanced.cross is None else balanced.cross[:k, :k]
+            found = harmonizer.refresh(balanced.gram[:k, :k], cross)
             figures = refresh_metrics(self.names, g, found, self.signal, harmonizer.weights_for)
         gradient = found.weights.to(g.g) @ g.g[:k] + g.shared
         loss = result.base + float(found.weights @ result.slopes[:k])
         return gradient, loss, {**self._loss_figures(loss, result), **figures}
 
     def _gradients(
-        self, batch: TrainingBatch, columns: Tensor, *, per_column: bool, method: Method = "fused"
+        self,
+        batch: TrainingBatch,
+        columns: Tensor,
+        *,
+        per_column: bool,
+        method: Method = "fused",
+        metric: Metric | None = None,
     ) -> PolicyGradients:
         rows_done, total = 0, batch.sigmas.numel()
 
@@ -244,6 +254,7 @@ class Trainer:
                     per_column=per_column,
                     method=method,
                     verify=first,
+                    metric=metric,
                     on_rows=on_rows,
                     world=self.world,
                 )

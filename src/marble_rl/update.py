@@ -49,16 +49,30 @@ class Updater:
     def preview(self, gradient: Tensor) -> Tensor:
         """[P]: the direction in which AdamW would move against the gradient, weight decay left out; changes nothing.
 
-        m' = b1 m + (1 - b1) g,  v' = b2 v + (1 - b2) g^2,  direction = m'_hat / (sqrt(v'_hat) + eps)
+        m' = b1 m + (1 - b1) g,  direction = P^-1 m'_hat
         """
-        group, state = self.optimizer.param_groups[0], self.optimizer.state.get(self._flat, {})
-        (first, second), eps = group["betas"], group["eps"]
-        g = gradient * min(1.0, self.config.grad_clip / (float(gradient.norm()) + 1e-6))
-        done = float(state.get("step", 0)) + 1
-        mean = first * state.get("exp_avg", torch.zeros_like(g)) + (1 - first) * g
-        square = second * state.get("exp_avg_sq", torch.zeros_like(g)) + (1 - second) * g**2
-        direction: Tensor = (mean / (1 - first**done)) / ((square / (1 - second**done)).sqrt() + eps)
-        return direction
+        first = self.optimizer.param_groups[0]["betas"][0]
+        return self._moment("exp_avg", first, self._clipped(gradient)) / self.preconditioner(gradient)
+
+    def preconditioner(self, gradient: Tensor) -> Tensor:
+        """[P]: the diagonal of P, by which AdamW would divide in a step against the gradient; changes nothing.
+
+        v' = b2 v + (1 - b2) g^2,  P = diag(sqrt(v'_hat) + eps)
+
+        Before the first step v is 0, and v'_hat = g^2.
+        """
+        group = self.optimizer.param_groups[0]
+        return self._moment("exp_avg_sq", group["betas"][1], self._clipped(gradient) ** 2).sqrt() + float(group["eps"])
+
+    def _moment(self, key: str, decay: float, new: Tensor) -> Tensor:
+        """[P]: a running mean of AdamW's, one step on, without its bias towards 0."""
+        state = self.optimizer.state.get(self._flat, {})
+        mean: Tensor = decay * state.get(key, torch.zeros_like(new)) + (1 - decay) * new
+        steps = float(state.get("step", 0)) + 1
+        return mean / (1 - math.pow(decay, steps))
+
+    def _clipped(self, gradient: Tensor) -> Tensor:
+        return gradient * min(1.0, self.config.grad_clip / (float(gradient.norm()) + 1e-6))
 
     def follow(self, done: int) -> None:
         """End of a rollout, after ``done`` optimizer steps: the old policy follows the trained one."""

@@ -124,11 +124,12 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_metrics_page_names_what_a_run_logs(config_file: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*/(?:<name>|[a-z_]+))`", page))
-    documented |= {f"ws_{key}" for key in documented if key.startswith(("harmony/", "heldout/"))}
+    documented |= {f"ws_{key}" for key in documented if re.match("(metric_)?(harmony|heldout)/", key)}
 
     # Nothing is learnt, so that the second evaluation scores the images of the first.
     every_key = ("trainer.eval_every=3", "optimizer.lr=1.0e-30", "rewards.1.clip=[0.0,0.01]")
     every_key += ("rewards.2.held_out=true", "rewards.2.watch={}", "optimizer.non_finite=skip")
+    every_key += ("balance.metric=adam",)
     train(config_file, tmp_path / "run", *(word for setting in every_key for word in ("--set", setting)))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     rewards = "|".join(reward.name for reward in load_config(config_file).rewards)

@@ -96,6 +96,10 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         text(balance={"type": "fixed", "coefficients": {"bright": 3.0}}),
         ["balance.coefficients", "sum to 3"],
     ),
+    "Adam's metric without unit length": (
+        text(balance={"type": "marble", "metric": "adam", "normalize": False}),
+        ["balance.metric: adam", "balance.normalize is false", "set balance.metric: euclidean"],
+    ),
     "a stage of an unknown reward": (
         text(balance={"type": "sequential", "stages": [{"reward": "brigth", "steps": 2}]}),
         ["balance.stages.0.reward", "Did you mean 'bright'?"],

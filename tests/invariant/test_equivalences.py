@@ -80,6 +80,7 @@ BALANCES: dict[str, dict[str, Any]] = {
     "averaged products": {"type": "marble", "refresh_every": 2, "smooth": "gram"},
     "divided by norms": {"type": "marble", "refresh_every": 2, "apply": "alpha_over_norm"},
     "noise-aware": {"type": "marble", "refresh_every": 2, "smooth": "gram", "solver": "noise_aware"},
+    "Adam's metric": {"type": "marble", "refresh_every": 2, "metric": "adam"},
     "late uniform stage": {"type": "marble", "refresh_every": 2, "uniform_after": 3},
     "weighted sum": {"type": "weighted_sum"},
     "weights 1:2:2": {"type": "weighted_sum", "weights": {"bright": 2, "colour": 2}},

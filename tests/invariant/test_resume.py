@@ -97,6 +97,17 @@ def test_more_steps_than_before(config_file: Path, whole: Path, tmp_path: Path) 
     assert lora_bytes(run) == lora_bytes(whole)
 
 
+def test_in_adams_metric(config_file: Path, whole: Path, tmp_path: Path) -> None:
+    """The second moments that the metric is made of are the checkpoint's: step 6 refreshes after one of step 5."""
+    adam = ("--set", "balance.metric=adam")
+    train(config_file, tmp_path / "whole", *adam)
+    train(config_file, tmp_path / "run", *adam, "--set", "trainer.steps=5")
+    train(config_file, tmp_path / "run", *adam, "--resume")
+    assert lora_bytes(tmp_path / "run") == lora_bytes(tmp_path / "whole")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert lora_bytes(tmp_path / "whole") != lora_bytes(whole)
+
+
 def test_resuming_a_finished_run_changes_nothing(whole: Path, config_file: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)

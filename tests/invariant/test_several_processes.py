@@ -35,6 +35,9 @@ LAZY_AND_UNEVEN = [
 ]
 
 
+ADAMS_METRIC = ["balance.metric=adam", "trainer.steps=3"]
+
+
 def settings(model: Path) -> dict[str, Any]:
     """4 groups in each of 4 updates; refreshes and ordinary steps in turn; the second rollout begins with step 4."""
     colours = [f"a {colour} {thing}" for thing in THINGS for colour in ("red", "blue", "green")]
@@ -122,6 +125,7 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
         "run": [],
         "sharded": ["trainer.shard_base=true"],
         "uneven": LAZY_AND_UNEVEN,
+        "metric": ADAMS_METRIC,
         "failed": [failing("odd"), "trainer.eval_every=null"],
         "failed-sharded": [failing("strange"), "trainer.eval_every=null", "trainer.shard_base=true"],
     }
@@ -135,6 +139,7 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     commands["continued"] = ["train", config, "--out", folder / "continued", "--resume"]
     commands["evaluated"] = ["evaluate", folder / "run", "--out", folder / "evaluated"]
     commands["sample"] = ["sample", folder / "run", "--prompt", "a cup"]
+    train(config, folder / "metric-alone", *[part for change in ADAMS_METRIC for part in ("--set", change)])
     train(config, folder / "uneven-alone", *[part for change in LAZY_AND_UNEVEN for part in ("--set", change)])
     process = launch(folder, 2, list(commands.values()))
     code = process.wait(300)
@@ -157,6 +162,13 @@ def test_uneven_shares_and_lazy_regularisation(two: Launched) -> None:
     """Micro-batches of 3 in groups of 4 lie across the processes' border, and one in three of them is regularised."""
     assert two.codes["uneven"] == 0, two.log
     assert_same_run(two.folder / "uneven", two.folder / "uneven-alone")
+
+
+def test_adams_metric(two: Launched) -> None:
+    """Two refreshes: before the first optimizer step, and with moments."""
+    assert two.codes["metric"] == 0, two.log
+    assert "metric_harmony/min_cos" in metrics(two.folder / "metric")[2]
+    assert_same_run(two.folder / "metric", two.folder / "metric-alone")
 
 
 def test_a_sharded_base_model_changes_nothing(two: Launched) -> None:

@@ -36,16 +36,14 @@ def products(batches: int, noise: float, seed: int = 0) -> Tensor:
     return torch.einsum("mjp,nip->mjni", g, g)
 
 
-def marble(gram: Tensor) -> Tensor:
-    return torch.cat([common_direction(gram[:K, :K]).weights, torch.zeros(1, dtype=torch.float64)])
-
-
-def probe(gram: Tensor) -> Tensor:
-    return torch.eye(4, dtype=torch.float64)[3]
+def marble(found: Tensor) -> Tensor:
+    """[M, 4] weights of the min-norm point of each batch."""
+    weights = torch.stack([common_direction(found[m, :K, m, :K]).weights for m in range(len(found))])
+    return torch.nn.functional.pad(weights, (0, 1))
 
 
 def test_without_noise_all_three_figures_are_the_same() -> None:
-    found = direction_figures(products(5, 0.0), marble, K)
+    found = direction_figures(products(5, 0.0), marble(products(5, 0.0)), K)
     gram = truth() @ truth().T
     alpha = common_direction(gram).alpha
     expected = float((alpha @ gram @ alpha).sqrt())  # the min-norm point's length is every active cosine
@@ -57,7 +55,8 @@ def test_without_noise_all_three_figures_are_the_same() -> None:
 
 def test_noise_counts_as_agreement_only_in_batch() -> None:
     """Noise five times as long as the signal: in-batch the direction looks good to everyone, elsewhere it is not."""
-    found = direction_figures(products(40, 5.0), marble, K)
+    noisy = products(40, 5.0)
+    found = direction_figures(noisy, marble(noisy), K)
     assert found.in_batch["min_cos"].mean > 0.45
     assert found.in_batch["conflict"].mean == 0.0
     assert abs(found.independent["mean_cos"].mean) < 0.05
@@ -87,7 +86,7 @@ def test_signal_at_other_batch_sizes() -> None:
 
 
 def test_the_qp_over_batches() -> None:
-    facts = qp_facts(products(10, 0.0), marble, K)
+    facts = qp_facts(products(10, 0.0), marble(products(10, 0.0)), K)
     gram = truth() @ truth().T
     assert facts.norm == pytest.approx([common_direction(gram).norm] * 10)
     assert facts.combined == pytest.approx(facts.norm)  # unit gradients, so the rescaling is by 1

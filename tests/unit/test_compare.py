@@ -78,6 +78,7 @@ def test_marble_is_the_papers_whatever_the_config_says() -> None:
         "marble_alpha_over_norm": {"apply": "alpha_over_norm"},
         "marble_gram": {"smooth": "gram"},
         "marble_noise_aware": {"smooth": "gram", "solver": "noise_aware"},
+        "marble_adam_metric": {"metric": "adam"},
         "marble_late_uniform": {"uniform_after": 48},
     }
     assert {name for name in balances if name.startswith("marble_")} == changed.keys()

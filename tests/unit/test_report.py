@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -438,3 +439,12 @@ def test_guards_that_speak_up_are_named(tiny_sd3: Path, tmp_path: Path, line: di
     verdict = answers(made(tiny_sd3, tmp_path, [{"step": 0, **line}], {}))["guards"]
     assert verdict.answer == ("yes" if quiet else "no")
     assert bool(verdict.figures) is not quiet
+
+
+@pytest.mark.parametrize("in_metric", [0.0, 1.0])
+def test_in_adams_metric_the_guarantee_is_one_in_that_metric(tiny_sd3: Path, tmp_path: Path, in_metric: float) -> None:
+    """There a euclidean conflict is no fault, and one in the metric is."""
+    run = made(tiny_sd3, tmp_path, [{"step": 0, "harmony/conflict": 1.0, "metric_harmony/conflict": in_metric}], {})
+    balance = run.config.balance.model_copy(update={"metric": "adam"})
+    run = replace(run, config=run.config.model_copy(update={"balance": balance}))
+    assert answers(run)["guards"].answer == ("no" if in_metric else "yes")

@@ -64,7 +64,9 @@ def test_better_means_an_interval_above_zero() -> None:
 
 
 def test_what_cannot_be_told_apart_is_not_confirmed() -> None:
-    jobs = [job("marble", s, [0.3 + (s - 1) / 10] * 6) for s in range(3)] + [job("uniform", s, [0.3] * 6) for s in range(3)]
+    jobs = [job("marble", s, [0.3 + (s - 1) / 10] * 6) for s in range(3)] + [
+        job("uniform", s, [0.3] * 6) for s in range(3)
+    ]
     found = better("marble", "uniform")(Study(jobs, {}))
     assert found.verdict == "not confirmed"
     assert "cannot be told apart" in found.text
@@ -99,7 +101,9 @@ def test_the_best_joint_method() -> None:
     found = best_joint_method(joint)(study({"weighted_sum": HIGH, "marble": LOW}))
     assert found.verdict == "not confirmed"
     assert found.text.startswith("rank 2 of 2: weighted_sum +1.00")
-    near = [job("marble", s, [0.3 + s / 10] * 6) for s in range(3)] + [job("weighted_sum", s, [0.35] * 6) for s in range(3)]
+    near = [job("marble", s, [0.3 + s / 10] * 6) for s in range(3)] + [
+        job("weighted_sum", s, [0.35] * 6) for s in range(3)
+    ]
     found = best_joint_method(joint)(Study(near, {}))
     assert (found.verdict, "not beyond doubt" in found.text) == ("partly", True)
 
@@ -169,7 +173,9 @@ def test_every_claim_is_judged_and_told() -> None:
 @pytest.mark.parametrize("claim", PAPER, ids=lambda claim: claim.text)
 def test_a_claim_without_data_is_not_judged(claim: Claim) -> None:
     verdict = claim.judge(study({"base": LOW})).verdict
-    assert verdict in ("not measured", "not testable here") or "performance.md" in claim.judge(study({"base": LOW})).text
+    assert (
+        verdict in ("not measured", "not testable here") or "performance.md" in claim.judge(study({"base": LOW})).text
+    )
 
 
 def test_the_page_is_made_of_the_results_beside_it() -> None:

@@ -163,7 +163,7 @@ def build_balancer(config: RunConfig) -> Balancer:
     names = config.trained_rewards
     balance = config.balance
     if isinstance(balance, MarbleBalance):
-        settings = balance.model_dump(exclude={"type", "probe_weights", "gradients"})
+        settings = balance.model_dump(exclude={"type", "probe_weights", "gradients", "metric"})
         return Marble(Harmonizer(names, adv_clip=config.loss.adv_clip, **settings))
     if isinstance(balance, WeightedSumBalance):
         return WeightedSum(weight_vector(names, balance.weights))

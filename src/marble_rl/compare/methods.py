@@ -94,11 +94,15 @@ FIXED = {
         _marble("marble_alpha_over_norm", "MARBLE, coefficients over cached gradient norms", apply="alpha_over_norm"),
         _marble("marble_gram", "MARBLE, gradient products smoothed instead of solutions", smooth="gram"),
         _marble("marble_noise_aware", "MARBLE, the noise-aware problem", smooth="gram", solver="noise_aware"),
+        _marble("marble_adam_metric", "MARBLE, gradients measured as AdamW steps", metric="adam"),
     )
 }
 
 JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
-VARIANTS = ("marble_alpha_over_norm", "marble_gram", "marble_noise_aware", "marble_late_uniform")
+VARIANTS = (
+    *("marble_alpha_over_norm", "marble_gram", "marble_noise_aware", "marble_adam_metric"),
+    "marble_late_uniform",
+)
 ABLATIONS = (
     *("marble_no_norm", "marble_every_step", "marble_n5", "marble_n20", "marble_rho01", "marble_rho09"),
     "dropout",

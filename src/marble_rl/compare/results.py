@@ -22,7 +22,8 @@ from marble_rl.storage import storage_errors, write_bytes
 FORMAT = 1
 NOT_WALL_TIME = ("time/scoring", "time/waiting")
 """Stages that pass while another one is timed."""
-AVERAGED = ("alpha_bar/", "signal/", "harmony/", "heldout/", "ws_harmony/", "ws_heldout/", "qp/", "guard/no_signal/")
+_HARMONY = ("harmony/", "heldout/", "ws_harmony/", "ws_heldout/", "metric_", "ws_metric_")
+AVERAGED = ("alpha_bar/", "signal/", *_HARMONY, "qp/", "guard/no_signal/")
 """Figures of metrics.jsonl whose means over the lines that have them are kept."""
 DIGITS = 6
 """Significant digits of scores per prompt: enough for intervals, and small files."""

@@ -191,6 +191,11 @@ def _check_references(config: RunConfig) -> None:
                 "balance.normalize: false is an ablation of the paper's rule; "
                 "set balance.smooth: alpha and balance.apply: alpha"
             )
+        if not balance.normalize and balance.metric != "euclidean":
+            raise InputError(
+                f"balance.metric: {balance.metric} needs unit gradients, but balance.normalize is false, "
+                "an ablation of the paper's rule; set balance.metric: euclidean"
+            )
     elif isinstance(balance, WeightedSumBalance | GdpoBalance):
         _check_weights(balance.weights, trained, "balance.weights")
         if all(balance.weights.get(name, 1.0) == 0 for name in trained):

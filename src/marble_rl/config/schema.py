@@ -285,6 +285,10 @@ class MarbleBalance(Section):
     """`fused`: the gradients of all rewards from one backward pass. `passes`: one pass for each, to compare with."""
     normalize: bool = True
     """Unit gradients in the quadratic program. false is the paper's ablation, which it reports to fail."""
+    metric: Literal["euclidean", "adam"] = "euclidean"
+    """What the lengths and angles of gradients are. `euclidean`: the usual ones (the paper). `adam`, an experiment:
+    those of the product a^T P^-1 b, where P is the diagonal that AdamW divides by, so that the direction found is good
+    for every reward in the step that AdamW makes of it."""
     uniform_after: Annotated[int, Field(ge=0)] | None = None
     """From this step on use equal coefficients (the paper's late uniform stage); null never does."""
     probe_weights: Weights = {}

@@ -1,8 +1,8 @@
 """Everything that can be told from the products of gradients alone.
 
 M independent mini-batches give M x J gradients g_mj (K rewards, then the weighted-sum probe), and their products
-Gamma [M, J, M, J]. A direction made from batch m is d_m = sum_j w_j g_mj, where a rule finds w from the batch's own
-Gram matrix Gamma[m, :, m, :]. Its cosines with the rewards' gradients are taken three ways:
+Gamma [M, J, M, J]. A direction made from batch m is d_m = sum_j w_mj g_mj (directions.py). Its cosines
+with the rewards' gradients are taken three ways:
 
 - in-batch: with the gradients it was made from (the paper's figure; a reward's noise counts as agreement with itself);
 - independent: with the gradients of one other batch, averaged over all others (the headline);
@@ -13,7 +13,7 @@ Products of different batches are unbiased: E g_mk.g_m'l = mu_k.mu_l for m != m'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +24,6 @@ from marble_rl.bootstrap import resampled_mean
 from marble_rl.coefficients.min_norm import min_norm
 from marble_rl.harmony import Harmony, harmony, in_batch_harmony
 
-Rule = Callable[[Tensor], Tensor]
-"""A batch's Gram matrix [J, J] -> weights [J]."""
 FIGURES = tuple(Harmony.__annotations__)
 NEAR_ZERO = 0.05
 """Of the unit gradients' min-norm point: below it the batch has next to no common direction."""
@@ -55,9 +53,9 @@ class DirectionFigures:
     """[K] cosine with each reward's mean gradient of the other batches"""
 
 
-def direction_figures(products: Tensor, rule: Rule, rewards: int) -> DirectionFigures:
+def direction_figures(products: Tensor, weights: Tensor, rewards: int) -> DirectionFigures:
+    """Of d_m = sum_j weights_mj g_mj."""
     batches = range(len(products))
-    weights = torch.stack([rule(products[m, :, m]) for m in batches])
     in_batch = [in_batch_harmony(products[m, :, m], weights[m], rewards) for m in batches]
     independent = [_independent(products, weights[m], m, rewards) for m in batches]
     rest = [_rest(products, weights[m], m, rewards) for m in batches]
@@ -138,7 +136,8 @@ class QpFacts:
     """Share of batches with a min-norm point shorter than 0.05"""
 
 
-def qp_facts(products: Tensor, rule: Rule, rewards: int) -> QpFacts:
+def qp_facts(products: Tensor, weights: Tensor, rewards: int) -> QpFacts:
+    """``weights`` [M, J]: of the combined gradients."""
     norms, combined = [], []
     for m in range(len(products)):
         gram = products[m, :rewards, m, :rewards]
@@ -146,8 +145,7 @@ def qp_facts(products: Tensor, rule: Rule, rewards: int) -> QpFacts:
         active = lengths > 0
         unit = gram[active][:, active] / lengths[active][:, None] / lengths[active]
         norms.append(min_norm(unit).norm if active.any() else 0.0)
-        weights = rule(products[m, :, m])
-        length = float((weights @ products[m, :, m] @ weights).clamp_min(0).sqrt())
+        length = float((weights[m] @ products[m, :, m] @ weights[m]).clamp_min(0).sqrt())
         combined.append(length / float(lengths[active].mean()) if active.any() else 0.0)
     return QpFacts(norms, combined, sum(norm < NEAR_ZERO for norm in norms) / len(norms))
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from marble_rl.coefficients.harmonizer import common_direction
 from marble_rl.coefficients.min_norm import min_norm
 from marble_rl.coefficients.noise_aware import noise_aware
-from marble_rl.diagnose.analysis import Rule, unbiased_products
+from marble_rl.diagnose.analysis import unbiased_products
+
+Rule = Callable[[Tensor], Tensor]
+"""A batch's Gram matrix [J, J] -> weights [J]."""
 
 MEANINGS = {
     "weighted_sum": "one advantage of the summed rewards (the usual practice)",
     "uniform": "the mean of the rewards' gradients (equal coefficients on advantages)",
     "unit_mean": "the mean of the unit gradients",
     "marble": "the min-norm point of this batch's unit gradients (the paper's refresh)",
+    "marble_adam_metric": "the same in the products of AdamW's metric, so for the step that it takes",
     "marble_no_norm": "the same without unit length (the paper's ablation)",
     "between_refreshes": "the run's smoothed coefficients on advantages (the paper's other steps)",
     "alpha_over_norm": "the run's smoothed coefficients on unit gradients",
@@ -23,8 +29,20 @@ MEANINGS = {
 }
 
 
-def rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str, Rule]:
-    """By name. ``alpha_bar`` [K]: the run's smoothed coefficients, where it has any."""
+def directions(products: Tensor, in_metric: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str, Tensor]:
+    """By name, [M, J] weights of each batch's gradients, from their products [M, J, M, J].
+
+    ``in_metric`` [M, J, J]: each batch's Gram matrix in AdamW's metric. ``alpha_bar`` [K]: the run's smoothed
+    coefficients, where it has any.
+    """
+    plain = torch.einsum("mjmi->mji", products)
+    rules = _rules(products, rewards, alpha_bar)
+    found = {name: torch.stack([rule(gram) for gram in plain]) for name, rule in rules.items()}
+    found["marble_adam_metric"] = torch.stack([rules["marble"](gram) for gram in in_metric])
+    return {name: found[name] for name in MEANINGS if name in found}
+
+
+def _rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str, Rule]:
     k = rewards
     found: dict[str, Rule] = {
         "weighted_sum": lambda gram: torch.eye(len(gram), dtype=gram.dtype)[k],

@@ -15,11 +15,11 @@ from torch import Tensor
 from marble_rl.coefficients.balancers import Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
-from marble_rl.diagnose.analysis import Rule
-from marble_rl.diagnose.directions import rules
+from marble_rl.diagnose.directions import directions
 from marble_rl.distributed import World
 from marble_rl.experience import Experience, ExperienceSource
 from marble_rl.gradients.accumulate import RewardGradients
+from marble_rl.gradients.metric import gradient_size, gram
 from marble_rl.gradients.policy import PolicyGradients, policy_gradients, training_batch
 from marble_rl.inference import Opened, read_checkpoint
 from marble_rl.inputs import check_inputs
@@ -58,8 +58,8 @@ class Measured:
     with the rewards' gradients of batch n"""
     samples: list[Sample]
     """Of the first mini-batch"""
-    rules: dict[str, Rule]
-    """The directions, by name"""
+    directions: dict[str, Tensor]
+    """By name, [M, J] weights of each batch's gradients"""
 
 
 def measure(
@@ -108,10 +108,11 @@ def measure(
         alpha_bar = balancer.harmonizer.alpha_bar if balancer.harmonizer is not None else None
         updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
         updater.load_optimizer_tensors(checkpoint.optimizer)
-        every_rule = rules(products, k, alpha_bar)
-        applied = {name: _applied(g, shared, products, rule, updater, k) for name, rule in every_rule.items()}
+        in_metric = _in_metric(g, shared, updater, k)
+        every = directions(products, in_metric, k, alpha_bar)
+        steps = {name: _applied(g, shared, products, weights, updater, k) for name, weights in every.items()}
     images = config.rollout.groups * config.rollout.group_size
-    return Measured(names, images, products, applied, samples, every_rule)
+    return Measured(names, images, products, steps, samples, every)
 
 
 def _measuring(config: RunConfig) -> RunConfig:
@@ -143,13 +144,20 @@ def _products(g: Tensor, chunk: int = 1 << 20) -> Tensor:
     return total.view(*g.shape[:2], *g.shape[:2])
 
 
-def _applied(g: Tensor, shared: Tensor, products: Tensor, rule: Rule, updater: Updater, k: int) -> Tensor:
+def _in_metric(g: Tensor, shared: Tensor, updater: Updater, k: int) -> Tensor:
+    """[M, J, J]: each batch's Gram matrix in AdamW's metric, as a run with `balance.metric: adam` finds it."""
+    found = []
+    for m in range(len(g)):
+        found.append(gram(g[m], updater.preconditioner(gradient_size(g[m, :k], shared[m]))))
+    return torch.stack(found)
+
+
+def _applied(g: Tensor, shared: Tensor, products: Tensor, weights: Tensor, updater: Updater, k: int) -> Tensor:
     """[M, M, K] cosines of AdamW's step with each reward's gradient in each batch; NaN where one of them is zero."""
     lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()
     found = []
     for m in range(len(g)):
-        weights = rule(products[m, :, m]).to(g.dtype)
-        step = updater.preview(weights @ g[m] + shared[m])
+        step = updater.preview(weights[m].to(g.dtype) @ g[m] + shared[m])
         along = (g[:, :k] @ step).to(torch.float64)
         found.append(along / (lengths * step.to(torch.float64).norm()))
     return torch.stack(found)

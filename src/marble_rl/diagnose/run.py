@@ -101,11 +101,11 @@ def _told(measured: Measured, step: int | None) -> Diagnosis:
         step,
         len(products),
         measured.images,
-        {name: direction_figures(products, rule, k) for name, rule in measured.rules.items()},
+        {name: direction_figures(products, weights, k) for name, weights in measured.directions.items()},
         {name: _applied(cosines) for name, cosines in measured.applied.items()},
         {size: signal(products, k, size).tolist() for size in SIZES},
         true_cosines(products, k).tolist(),
-        qp_facts(products, measured.rules["marble"], k),
+        qp_facts(products, measured.directions["marble"], k),
         constructed_conflict(products, k, STRENGTHS) if k > 1 else [],
         measured.samples,
     )

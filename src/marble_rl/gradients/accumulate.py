@@ -28,13 +28,12 @@ from torch import Tensor
 
 from marble_rl.distributed import World
 from marble_rl.gradients.fused import Mixing
+from marble_rl.gradients.metric import Metric, Products, gradient_size, half_products, mean_products
 from marble_rl.types import HALVES
 
 Method = Literal["fused", "passes"]
 _SPARE = 8
 """Places for further sums, beside one for each column."""
-_GRAM_CHUNK = 1 << 14
-"""Parameters at a time; small enough that the float64 copy stays in the processor's cache."""
 
 
 class FusedMismatch(RuntimeError):
@@ -66,6 +65,13 @@ class RewardGradients:
     """[2, 2, J, J] float64: products of the halves' own gradients; its off-diagonal blocks make ``cross``."""
     by_passes: tuple[int, ...] = ()
     """Positions in ``params`` of those that no fused layer served, so that they cost a backward pass per column."""
+    in_metric: Products | None = None
+    """The same products in the optimizer's metric, where they were asked for."""
+
+    @property
+    def products(self) -> Products:
+        """The plain ones."""
+        return Products(self.gram, self.cross, self.half_gram)
 
 
 class GradientAccumulator:
@@ -167,37 +173,32 @@ class GradientAccumulator:
         self._rows = [int(count) for count in found[:HALVES]]
         return found[HALVES:].to(sums)
 
-    def finish(self) -> RewardGradients:
-        """Means over all rows added, and their products. Ends the accumulator: the means take its memory."""
+    def finish(self, metric: Metric | None = None) -> RewardGradients:
+        """Means over all rows added, and their products, in ``metric`` too where one is given.
+
+        Ends the accumulator: the means take its memory.
+        """
         total = 0 if self._finished else sum(self._rows)
         if total == 0:
             raise ValueError("no rows were added")
-        half_gram = cross = None
-        products = self._products()
-        gram = products.sum((0, 1)) / total**2
-        if all(self._rows) and self.columns:
-            counts = torch.tensor(self._rows, dtype=torch.float64, device=products.device)
-            half_gram = products / counts[:, None, None, None] / counts[None, :, None, None]
-            cross = (half_gram[0, 1] + half_gram[1, 0]) / 2
-        norms = gram.diagonal().clamp_min(0.0).sqrt()
+        plain = self._products()
+        in_metric = None if metric is None else self._products(metric.diagonal(self._size(metric.rewards)))
+        norms = plain.gram.diagonal().clamp_min(0.0).sqrt()
         mean = self._sums[0]
         for other in self._sums[1:]:
             mean.add_(other)
         mean.div_(total)
         self._finished = True
-        return RewardGradients(mean[:-1], mean[-1], norms, gram, cross, half_gram, tuple(sorted(self._by_passes)))
+        by_passes = tuple(sorted(self._by_passes))
+        return RewardGradients(mean[:-1], mean[-1], norms, **vars(plain), by_passes=by_passes, in_metric=in_metric)
 
-    def _products(self) -> Tensor:
-        """[2, 2, J, J] float64: S_h S_h'^T, a chunk of parameters at a time."""
-        first, second = self._sums[0, :-1], self._sums[-1, :-1]
-        found = torch.zeros(HALVES, HALVES, self.columns, self.columns, dtype=torch.float64, device=first.device)
-        for one, other in zip(first.split(_GRAM_CHUNK, dim=1), second.split(_GRAM_CHUNK, dim=1), strict=True):
-            a, b = one.to(torch.float64), other.to(torch.float64)
-            found[0, 0].addmm_(a, a.T)
-            found[0, 1].addmm_(a, b.T)
-            found[1, 1].addmm_(b, b.T)
-        found[1, 0] = found[0, 1].T
-        return found
+    def _products(self, diagonal: Tensor | None = None) -> Products:
+        return mean_products(half_products(self._sums[0, :-1], self._sums[-1, :-1], diagonal), self._rows)
+
+    def _size(self, rewards: int) -> Tensor:
+        """[P]: of the gradients of the first columns."""
+        means = (self._sums[:, j].sum(0) / sum(self._rows) for j in range(rewards))
+        return gradient_size(means, self._sums[:, -1].sum(0) / sum(self._rows))
 
     def _one_pass(self, slope: Tensor, columns: Tensor, shares: list[tuple[int, Tensor]]) -> None:
         """Fused layers mix while the pass goes through them; what it returns is what they did not serve."""

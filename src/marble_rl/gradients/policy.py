@@ -16,6 +16,7 @@ from torch import Tensor
 from marble_rl.config.schema import LossConfig
 from marble_rl.distributed import World
 from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGradients
+from marble_rl.gradients.metric import Metric
 from marble_rl.losses.nft import nft_loss, reference_divergence
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
@@ -140,6 +141,7 @@ def policy_gradients(
     method: Method = "fused",
     verify: bool = False,
     scale: float = 1.0,
+    metric: Metric | None = None,
     on_rows: Callable[[int], None] = lambda rows: None,
     world: World | None = None,
 ) -> PolicyGradients:
@@ -153,7 +155,7 @@ def policy_gradients(
     a backward pass of its own also base, are taken on one in m pieces, m-fold: the same on average.
 
     ``scale`` multiplies gradients on their way through the network, for float16 (precision.py); those returned are
-    without it.
+    without it. ``metric``: take the products of the columns in it as well.
     """
     assert per_column or columns.shape[1] == 1, "a single backward pass takes a single advantage"
     world = world or World()
@@ -203,7 +205,7 @@ def policy_gradients(
         on_rows(len(rows))
     totals = accumulator.sum_over(world, totals)
     means = totals / batch.total_rows
-    gradients = unscaled(accumulator.finish(), scale)
+    gradients = unscaled(accumulator.finish(metric and metric.of_scaled(scale)), scale)
     return PolicyGradients(gradients, base=float(means[0]), kl=float(means[1]), slopes=means[2:])
 
 

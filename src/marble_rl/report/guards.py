@@ -53,8 +53,10 @@ def guards(run: RunData) -> list[Guard]:
                 max(residual) < 1e-9,
             )
         )
-    conflict = run.series("harmony/conflict").values
-    if conflict and isinstance(run.config.balance, MarbleBalance) and run.config.balance.normalize:
+    balance = run.config.balance
+    adam = isinstance(balance, MarbleBalance) and balance.metric == "adam"  # then the guarantee is one in that metric
+    conflict = run.series("metric_harmony/conflict" if adam else "harmony/conflict").values
+    if conflict and isinstance(balance, MarbleBalance) and balance.normalize:
         count = sum(v > 0 for v in conflict)
         text = f"{count} of {len(conflict)} refreshes"
         found.append(Guard("updates against a reward in their own batch", text, count == 0))
