@@ -95,11 +95,11 @@ def common_direction(gram: Tensor, *, normalize: bool = True) -> Direction:
     stationary = solution.norm < STATIONARY_NORM
     alpha[active] = solution.alpha
     if not stationary:
-        weights = _rescaled(alpha, norms) if normalize else alpha.clone()
+        weights = rescaled(alpha, norms) if normalize else alpha.clone()
     return Direction(alpha, weights, active, stationary, solution.norm, solution.kkt_residual)
 
 
-def _rescaled(alpha: Tensor, norms: Tensor) -> Tensor:
+def rescaled(alpha: Tensor, norms: Tensor) -> Tensor:
     """[K] Step 5: weights of the raw gradients that make sum_k alpha_k ghat_k * mean(norms); 0 where there is none."""
     active = norms > 0
     weights = torch.zeros_like(norms)
@@ -198,7 +198,7 @@ class Harmonizer:
         from it."""
         if self._memory is None:
             return common_direction(gram, normalize=self.normalize).weights
-        return _rescaled(self._alpha_bar, torch.as_tensor(as_gram(gram)).diagonal().sqrt())
+        return rescaled(self._alpha_bar, torch.as_tensor(as_gram(gram)).diagonal().sqrt())
 
     def combine(self, advantages: Tensor) -> Tensor:
         """One advantage per sample: [N, K] -> [N]. Each is clamped to +-adv_clip first, then combined.
@@ -271,7 +271,7 @@ class Harmonizer:
         alpha[known] = part * (1.0 - self._alpha_bar[~known].sum())
         if not stationary:
             self._alpha_bar[known] = alpha[known]
-        weights = torch.zeros_like(norms) if stationary else stretch * _rescaled(alpha, norms)
+        weights = torch.zeros_like(norms) if stationary else stretch * rescaled(alpha, norms)
         return Direction(alpha, weights, active, stationary, solution.norm, solution.kkt_residual), fallback
 
     def _remember_norms(self, gram: Tensor, active: Tensor) -> None:

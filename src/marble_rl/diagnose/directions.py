@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from marble_rl.coefficients.harmonizer import common_direction
+from marble_rl.coefficients.harmonizer import common_direction, rescaled
 from marble_rl.coefficients.min_norm import min_norm
 from marble_rl.coefficients.noise_aware import noise_aware
 from marble_rl.diagnose.analysis import unbiased_products
@@ -70,9 +70,9 @@ def _padded(weights: Tensor) -> Tensor:
 
 
 def _per_length(alpha: Tensor, gram: Tensor) -> Tensor:
-    """Weights of the raw gradients that make sum_k alpha_k g_k / |g_k|."""
-    lengths = gram.diagonal()[: len(alpha)].sqrt()
-    return torch.where(lengths > 0, alpha.to(gram) / lengths.clamp_min(1e-300), 0.0)
+    """Weights of the raw gradients that make sum_k alpha_k g_k / |g_k|, as long as MARBLE's step 5 makes it: AdamW adds
+    its momentum to what it is given."""
+    return rescaled(alpha.to(gram), gram.diagonal()[: len(alpha)].sqrt())
 
 
 def _averaged(products: Tensor, rewards: int) -> tuple[Tensor, Tensor]:
