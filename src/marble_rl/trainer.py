@@ -335,7 +335,8 @@ class Trainer:
         self._waited = self.world.waited
         self._source = ExperienceSource(c, self._inputs, self.model, self.policy, self.prompt_cache, self.world)
         self._metrics_file = MetricsFile(self.folder.metrics, self.step) if self.world.first else None
-        self._trackers = Trackers(self._tracker_settings, self.folder.path, c, self.step, self._say)
+        logged = 0 if self._metrics_file is None else self._metrics_file.logged
+        self._trackers = Trackers(self._tracker_settings, self.folder.path, c, self.step, logged, self._say)
         self._display = Display(self.console, c.trainer.steps, self.step, self.names, c.logging.print_every)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -414,9 +415,9 @@ class Trainer:
         return self._display.take_times() | ({} if self.world.size == 1 else {"time/waiting": waited})
 
     def _log(self, step: int, metrics: Metrics) -> None:
+        self._trackers.log(step, metrics)  # first, so that they know of every step that the file tells of
         if self._metrics_file is not None:
             self._metrics_file.append(step, metrics)
-        self._trackers.log(step, metrics)
         self._display.step_done(self.step, metrics)
 
     def _evaluate_if_due(self) -> Metrics:

@@ -47,12 +47,14 @@ class Trackers:
         folder: Path,
         config: RunConfig,
         first_step: int,
+        logged: int,
         say: Callable[[str], None],
     ) -> None:
         self._settings = trackers
         self._folder = folder
         self._config = config
         self._first_step = first_step
+        self._logged = logged
         self._say = say
         self._started: dict[str, Tracker] = {}
         self._grid: tuple[int, Path] | None = None
@@ -85,7 +87,7 @@ class Trackers:
         kind = settings.type
         file = self._folder / IDENTITIES
         identities: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
-        run = TrackedRun(self._folder, self._config, self._first_step, identities.get(kind))
+        run = TrackedRun(self._folder, self._config, self._first_step, self._logged, identities.get(kind))
         module = importlib.import_module(f"{__name__}.{kind}")
         tracker: Tracker = module.start(settings, run)
         self._started[kind] = tracker

@@ -21,6 +21,8 @@ class TrackedRun:
     config: RunConfig
     first_step: int
     """The first step that will be logged: 0, or where the checkpoint ends that the run goes on from."""
+    logged: int
+    """Steps that an earlier part of the run logged; more than ``first_step`` if it crashed after its checkpoint."""
     identity: str | None
     """What the tracker called this run (`Tracker.identity`) in an earlier part of it; None where it is new to it."""
 

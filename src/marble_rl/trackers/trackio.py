@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,14 @@ class TrackioRun:
     def __init__(self, settings: TrackioTracker, run: TrackedRun) -> None:
         name = settings.name or run.name
         self.identity = "/".join([settings.space_id or "local", settings.project, name])
-        self._run = trackio.init(
-            project=settings.project,
-            name=name,
-            space_id=settings.space_id,
-            config=json.loads(dump_config(run.config)),
-            resume="allow" if run.identity == self.identity else "never",
-        )
+        with redirect_stdout(sys.stderr):  # it prints where the command's results go
+            self._run = trackio.init(
+                project=settings.project,
+                name=name,
+                space_id=settings.space_id,
+                config=json.loads(dump_config(run.config)),
+                resume="allow" if run.identity == self.identity else "never",
+            )
         self._kept = self._run._next_step  # no public name: the first step that it does not have yet
 
     def log(self, step: int, metrics: Metrics, grid: Path | None) -> None:
@@ -37,7 +40,8 @@ class TrackioRun:
             self._run.log(logged, step=step)
 
     def finish(self, exit_code: int) -> None:
-        self._run.finish()
+        with redirect_stdout(sys.stderr):
+            trackio.finish()
 
 
 def start(settings: TrackioTracker, run: TrackedRun) -> TrackioRun:

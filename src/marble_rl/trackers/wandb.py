@@ -32,10 +32,13 @@ class WandbRun:
             settings=wandb.Settings(console="off"),  # which would catch the progress bar
         )
         self.identity: str = self._run.id
+        # Its history only grows: steps that it has from before a crash it keeps, and they are the same ones. The server
+        # says which; an offline run begins a new file, and has those that were logged.
+        offline_has = run.logged if self._run.offline and run.identity is not None else 0
+        self._kept = max(self._run.starting_step, offline_has)
 
     def log(self, step: int, metrics: Metrics, grid: Path | None) -> None:
-        # Its history only grows. Steps that it has from before a crash it keeps, and they are the same ones.
-        if step >= self._run.starting_step:
+        if step >= self._kept:
             pictures = {} if grid is None else {GRID: wandb.Image(str(grid), caption=f"step {step}")}
             logged: dict[str, Any] = {**metrics, **pictures}
             self._run.log(logged, step=step, commit=True)
