@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 RUN := OMP_NUM_THREADS=1
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: demo test test-full browser smoke-gpu study results lint docs clean
+.PHONY: demo test test-full browser trackio smoke-gpu study results lint docs clean
 
 demo: $(READY)
 	@rm -rf runs/demo
@@ -25,8 +25,8 @@ demo: $(READY)
 test: $(READY) lint
 	$(RUN) $(BIN)/pytest -n 2 -m "not full"
 
-test-full: $(READY) browser
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torchao  # model.quantize: int8
+test-full: $(READY) browser trackio
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torchao wandb  # int8; a tracker
 	$(RUN) $(BIN)/pytest -n 2 -m full
 
 # On a machine with a CUDA card; ends with a block to paste into an issue. SMOKE="--device cuda:1" takes another card.
@@ -45,6 +45,13 @@ results: $(READY)
 # Debian's Chromium, for the tests of pages.
 browser:
 	@command -v chromium >/dev/null || $(SUDO) sh -c "apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium"
+
+# Beside the environment, for the one test that takes it from there: Trackio wants a Pillow below the one tested here.
+trackio: $(VENV)/trackio
+$(VENV)/trackio: $(READY)
+	grep -v -i '^pillow==' constraints.txt > $(VENV)/trackio.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade -c $(VENV)/trackio.txt --target $@ trackio
+	@touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """A run's folder: who may write to it, and whether a run may go on in it.
 
-config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/
+config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  trackers.json
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from rich.progress import (
 from marble_rl.metrics import Metrics
 from marble_rl.storage import storage_errors, write_bytes
 
+UNKNOWN = 1 << 62
+
 
 class MetricsFile:
     """metrics.jsonl: one object an optimizer step."""
@@ -31,8 +33,12 @@ class MetricsFile:
     def __init__(self, path: Path, first_step: int) -> None:
         """Continue the file at ``first_step``: what a killed run logged beyond its checkpoint is dropped."""
         self._path = path
+        self.logged = 0
+        """Steps that it told of before that."""
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step_of(line) < first_step]
+            lines = path.read_text().splitlines()
+            kept = [line for line in lines if _step_of(line) < first_step]
+            self.logged = max((step + 1 for step in map(_step_of, lines) if step != UNKNOWN), default=0)
             with storage_errors(str(path)):
                 write_bytes(path, "".join(f"{line}\n" for line in kept).encode())
 
@@ -47,7 +53,7 @@ def _step_of(line: str) -> int:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return 1 << 62
+        return UNKNOWN
 
 
 class Display:

@@ -20,6 +20,7 @@ from marble_rl.checkpoint import Checkpoint, load_newest, save_checkpoint
 from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
+from marble_rl.config.trackers import TrackerConfig
 from marble_rl.distributed import World, check_same_rewards, check_same_weights, check_world, join
 from marble_rl.errors import InputError, LostProcess, NonFiniteGradient, RewardExploited, RunStopped, StorageFailed
 from marble_rl.evaluate import evaluate
@@ -49,6 +50,7 @@ from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display, MetricsFile
 from marble_rl.sharding import check_sharding, kept_here, load_base
 from marble_rl.storage import save_safetensors, storage_errors
+from marble_rl.trackers import Trackers, check_trackers
 from marble_rl.types import Rollout
 from marble_rl.update import Updater
 from marble_rl.watch import HackingWatch
@@ -84,6 +86,7 @@ class Trainer:
     _display: Display
     _metrics_file: MetricsFile | None
     """Of the first process alone."""
+    _trackers: Trackers
     _source: ExperienceSource
     _experience: Experience | None
     _watches: dict[str, HackingWatch]
@@ -116,6 +119,7 @@ class Trainer:
             check_sharding(config, self.world)
             self._device = self.world.pick_device(config.model.device)
             self._inputs.scorer.check_devices()
+            check_trackers(self._tracker_settings)
             self._remarks = self.folder.check_start(config, resume) if self.world.first else []
 
     def train(self) -> RunResult:
@@ -128,7 +132,7 @@ class Trainer:
                 self._load()
             if interrupts.pending():
                 interrupts.stop("stopped before the first step; continue with --resume")
-            with self._display:
+            with self._trackers, self._display:
                 while self.step < steps:
                     try:
                         with self.world.agreed(), self._memory_errors(lambda: self._display.current_stage):
@@ -296,6 +300,11 @@ class Trainer:
 
     # Around the loop
 
+    @property
+    def _tracker_settings(self) -> list[TrackerConfig]:
+        """One process tells what all of them do."""
+        return self.config.logging.trackers if self.world.first else []
+
     def _load(self) -> None:
         """Models, and the state of an earlier part of this run where there is one."""
         c = self.config
@@ -337,6 +346,8 @@ class Trainer:
         self._waited = self.world.waited
         self._source = ExperienceSource(c, self._inputs, self.model, self.policy, self.prompt_cache, self.world)
         self._metrics_file = MetricsFile(self.folder.metrics, self.step) if self.world.first else None
+        logged = 0 if self._metrics_file is None else self._metrics_file.logged
+        self._trackers = Trackers(self._tracker_settings, self.folder.path, c, self.step, logged, self._say)
         self._display = Display(self.console, c.trainer.steps, self.step, self.names, c.logging.print_every)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -415,6 +426,7 @@ class Trainer:
         return self._display.take_times() | ({} if self.world.size == 1 else {"time/waiting": waited})
 
     def _log(self, step: int, metrics: Metrics) -> None:
+        self._trackers.log(step, metrics)  # first, so that they know of every step that the file tells of
         if self._metrics_file is not None:
             self._metrics_file.append(step, metrics)
         self._display.step_done(self.step, metrics)
@@ -441,8 +453,10 @@ class Trainer:
         every, updates = self.config.logging.images_every, self.config.rollout.updates
         first = self.step - self.step % updates
         if every is not None and any(step % every == 0 for step in range(first, first + updates)):
+            grid = self.folder.samples / f"step-{first}.png"
             with self.world.agreed():
-                draw_grid(rollout, self.world, self.folder.samples / f"step-{first}.png")
+                draw_grid(rollout, self.world, grid)
+            self._trackers.image(first, grid)
 
     def _memory_errors(self, stage: Callable[[], str]) -> AbstractContextManager[None]:
         """Where a process is in the middle of a pass that all make together, only its death tells the others."""

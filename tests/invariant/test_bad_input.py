@@ -33,6 +33,19 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         ["balance.refresh_evry", "Did you mean 'refresh_every'?"],
     ),
     "unknown variant": (text(balance={"type": "marbel"}), ["balance", "'marbel'", "Did you mean 'marble'?"]),
+    "unknown tracker": (
+        text(logging={"trackers": ["tensorbord"]}),
+        ["logging.trackers.0", "'tensorbord'", "Did you mean 'tensorboard'?"],
+    ),
+    "unknown key of a tracker": (
+        text(logging={"trackers": ["tensorboard", {"type": "wandb", "projekt": "x"}]}),
+        ["logging.trackers.1.projekt", "Did you mean 'project'?", "entity"],
+    ),
+    "a tracker that is no list": (text(logging={"trackers": "wandb"}), ["logging.trackers", "expected a list"]),
+    "a tracker given twice": (
+        text(logging={"trackers": ["tensorboard", "tensorboard"]}),
+        ["logging.trackers.1: tensorboard is given twice"],
+    ),
     "wrong type": (text(trainer={"steps": "many"}), ["trainer.steps", "'many'"]),
     "out of range": (text(optimizer={"lr": -1}), ["optimizer.lr", "-1", "greater than 0"]),
     "missing section": (lambda model: "model: {path: x}\nprompts: {train: []}", ["rewards", "missing"]),

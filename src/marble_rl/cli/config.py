@@ -67,8 +67,10 @@ def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJso
 
     run = load_config(config, overrides or [])
     from marble_rl.inputs import check_inputs
+    from marble_rl.trackers import check_trackers
 
     inputs = check_inputs(run)
+    check_trackers(run.logging.trackers)
     images = run.rollout.groups * run.rollout.group_size
     sizes = {name: len(prompts) for name, prompts in inputs.train.sources.items()}
     facts = {

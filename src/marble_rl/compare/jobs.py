@@ -82,6 +82,7 @@ def plan_jobs(
             settings = [
                 *overrides,
                 *("trainer.eval_every=null", "logging.images_every=null"),  # the evaluation is a step of its own here
+                "logging.trackers=[]",  # what is to be seen is the comparison's own display and table
                 *method.overrides,
                 f"trainer.seed={seed}",
                 f"evaluation.seed={shared.evaluation.seed + seed}",

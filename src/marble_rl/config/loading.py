@@ -23,6 +23,7 @@ from marble_rl.config.schema import (
     SingleBalance,
     WeightedSumBalance,
 )
+from marble_rl.config.trackers import TensorboardTracker, TrackerConfig
 from marble_rl.errors import InputError
 from marble_rl.mini import MINI
 
@@ -122,7 +123,7 @@ def _list_index(node: Any, name: str, override: str) -> int:
 
 
 def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
-    """Resolve model folder, LoRA and prompt files, so that the saved config means the same from anywhere."""
+    """Resolve the files and folders that it names, so that the saved config means the same from anywhere."""
     model = config.model
     if model.path != MINI and (folder / model.path).is_dir():
         model = model.model_copy(update={"path": str((folder / model.path).resolve())})
@@ -135,8 +136,16 @@ def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
         sources = getattr(prompts, split)
         if sources is not None:
             absolute[split] = [_with_absolute_files(source, folder) for source in sources]
-    sections = {"model": model, "lora": lora, "prompts": prompts.model_copy(update=absolute)}
+    trackers = [_with_absolute_dir(tracker, folder) for tracker in config.logging.trackers]
+    logging = config.logging.model_copy(update={"trackers": trackers})
+    sections = {"model": model, "lora": lora, "prompts": prompts.model_copy(update=absolute), "logging": logging}
     return config.model_copy(update=sections)
+
+
+def _with_absolute_dir(tracker: TrackerConfig, folder: Path) -> TrackerConfig:
+    if isinstance(tracker, TensorboardTracker) and tracker.dir is not None:
+        return tracker.model_copy(update={"dir": (folder / tracker.dir).resolve()})
+    return tracker
 
 
 def _with_absolute_files(source: PromptSourceConfig, folder: Path) -> PromptSourceConfig:
@@ -309,18 +318,21 @@ def _user_location(location: tuple[int | str, ...], tree: Any) -> list[int | str
 
 def _valid_keys(location: Sequence[int | str], tree: Any) -> list[str]:
     """Keys that the section at ``location`` accepts."""
-    model: Any = RunConfig
+    annotation: Any = RunConfig
     node: Any = tree
     for part in location:
-        if isinstance(part, str):
-            model = model.model_fields[part].annotation
+        if isinstance(part, str):  # a number is an index into a list, whose annotation its items share
+            annotation = _section_of(annotation, node).model_fields[part].annotation
         node = node[part]
-        choices = sections_in(model)
-        if len(choices) > 1 and isinstance(node, dict):
-            tag = node.get("type")
-            choices = [c for c in choices if tag in get_args(c.model_fields["type"].annotation)] or choices
-        model = choices[0]
-    return list(model.model_fields)
+    return list(_section_of(annotation, node).model_fields)
+
+
+def _section_of(annotation: Any, node: Any) -> type[BaseModel]:
+    """The section that describes ``node``; of a union's, the one that its `type` names."""
+    choices = sections_in(annotation)
+    if len(choices) > 1:
+        choices = [c for c in choices if node.get("type") in get_args(c.model_fields["type"].annotation)] or choices
+    return choices[0]
 
 
 def sections_in(annotation: Any) -> list[type[BaseModel]]:

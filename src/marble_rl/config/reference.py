@@ -81,7 +81,7 @@ def _type_name(annotation: Any) -> str:
     if origin is dict:
         return "mapping"
     if arguments:
-        return " | ".join(_type_name(argument) for argument in arguments)
+        return " | ".join(dict.fromkeys(_type_name(argument) for argument in arguments))  # variants are mappings all
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "mapping"
     name: str = annotation.__name__
@@ -97,7 +97,7 @@ def _default(field: FieldInfo) -> str:
         return str(field.default).lower()
     if isinstance(field.default, tuple):
         return ", ".join(map(str, field.default))
-    return f"`{field.default}`" if field.default != {} else "none"
+    return f"`{field.default}`" if field.default not in ({}, []) else "none"
 
 
 def _text(text: str | None) -> str:

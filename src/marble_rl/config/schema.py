@@ -8,18 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from marble_rl.config.section import Section
+from marble_rl.config.trackers import TrackerList
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Weights = dict[str, NonNegativeFloat]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 WordCount = Annotated[int, Field(ge=1, le=16)]
-
-
-class Section(BaseModel):
-    """Unknown keys are refused; the docstring under a field is its description."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class ModelConfig(Section):
@@ -432,6 +429,9 @@ class LoggingConfig(Section):
     """Steps between image grids in samples/; null draws none."""
     print_every: PositiveInt = 1
     """Steps between lines where the output is not a terminal."""
+    trackers: TrackerList = []
+    """Programs that show the run while it goes on (docs/trackers.md), each by its `type`: `tensorboard`, `wandb`,
+    `trackio`. The type alone will do: `[tensorboard]`."""
 
 
 class RunConfig(Section):
