@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class Opened:
     """Present for a run: its adapters. None for an exported LoRA (always on) or a plain pipeline."""
     config: RunConfig | None
     step: int | None
+    checkpoint: Checkpoint | None = None
+    """Of a run: the rest of its state. The adapters, which the model has by now, are left out."""
 
     def acting_as(self, role: Role) -> AbstractContextManager[None]:
         return nullcontext() if self.policy is None else self.policy.acting_as(role)
@@ -82,7 +84,7 @@ def _open_run(folder: RunFolder, step: int | None, device: str, plain: bool) -> 
     policy = LoraPolicy(model.transformer, lora, model.lora_targets, config.trainer.seed)
     for adapter in ADAPTERS:
         policy.load_tensors(adapter, checkpoint.adapter(adapter))
-    return Opened(model, policy, config, checkpoint.step)
+    return Opened(model, policy, config, checkpoint.step, replace(checkpoint, adapters={}))
 
 
 def read_checkpoint(folder: RunFolder, step: int | None) -> Checkpoint:

@@ -29,6 +29,7 @@ from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gr
 from marble_rl.harmony import SignalTracker
 from marble_rl.inputs import check_inputs
 from marble_rl.interrupts import Interrupts
+from marble_rl.memory import peak_bytes
 from marble_rl.metrics import (
     Metrics,
     by_name,
@@ -191,6 +192,7 @@ class Trainer:
         finally:  # the step is done and logged, also where a reward fails in its evaluation
             metrics |= self._scoring_metrics()
             metrics |= self._times()
+            metrics["memory/peak_mb"] = self.world.largest(peak_bytes(self._device)) / 2**20
             self._log(step, metrics)
         self._sound(alarms)
         return metrics

@@ -21,12 +21,11 @@ from marble_rl.distributed import World
 from marble_rl.experience import Experience, ExperienceSource
 from marble_rl.gradients.accumulate import RewardGradients
 from marble_rl.gradients.policy import PolicyGradients, policy_gradients, training_batch
-from marble_rl.inference import Opened, read_checkpoint
+from marble_rl.inference import Opened
 from marble_rl.inputs import check_inputs
 from marble_rl.micro_batch import MicroBatch
 from marble_rl.models.base import PromptCache
 from marble_rl.precision import LossScale
-from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display
 from marble_rl.update import Updater
 
@@ -63,14 +62,15 @@ class Measured:
 
 
 def measure(
-    folder: RunFolder,
     opened: Opened,
     batches: int,
     console: Console,
     on_batch: Callable[[], None],
 ) -> Measured:
+    checkpoint = opened.checkpoint
     assert opened.policy is not None
     assert opened.config is not None
+    assert checkpoint is not None
     config = _measuring(opened.config)
     inputs = check_inputs(config)
     for remark in inputs.scorer.load(opened.model.device):
@@ -78,7 +78,6 @@ def measure(
     model, policy, names = opened.model, opened.policy, config.trained_rewards
     source = ExperienceSource(config, inputs, model, policy, PromptCache(model), World())
     display = Display(Console(quiet=True), batches, 0, names, 1)
-    checkpoint = read_checkpoint(folder, opened.step)
     k, size = len(names), policy.flat.numel()
     balance = opened.config.balance
     weights = weight_vector(names, balance.probe_weights if isinstance(balance, MarbleBalance) else {})

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t as student
 
-from marble_rl.bootstrap import LEVEL, Difference
+from marble_rl.bootstrap import Difference
+from marble_rl.student import student_mean, student_reach
 
 LEAST_REFRESHES = 5
 """Below this nothing is said about a mean over refreshes."""
@@ -44,11 +44,7 @@ def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float],
 
 def mean_interval(values: Sequence[float]) -> Difference | None:
     """Mean of independent values with Student's 95 % interval; None for fewer than `LEAST_REFRESHES`."""
-    if len(values) < LEAST_REFRESHES:
-        return None
-    mean = float(np.mean(values))
-    reach = _reach(float(np.var(values, ddof=1)) / len(values), len(values) - 1)
-    return Difference(mean, mean - reach, mean + reach)
+    return None if len(values) < LEAST_REFRESHES else Difference(*student_mean(values))
 
 
 def rise(values: Sequence[float]) -> Difference | None:
@@ -64,7 +60,7 @@ def rise(values: Sequence[float]) -> Difference | None:
     difference = float(parts[1].mean() - parts[0].mean())
     total = sum(errors)
     spread = sum(error**2 / (len(part) - 1) for error, part in zip(errors, parts, strict=True))
-    reach = _reach(total, total**2 / spread) if spread > 0 else 0.0
+    reach = student_reach(total, total**2 / spread) if spread > 0 else 0.0
     return Difference(difference, difference - reach, difference + reach)
 
 
@@ -94,8 +90,3 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     a, b = a - a.mean(), b - b.mean()
     size = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / size if size > 0 else 0.0
-
-
-def _reach(squared_error: float, freedom: float) -> float:
-    """Half the width of a 95 % interval."""
-    return float(student.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(squared_error)
