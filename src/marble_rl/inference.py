@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marble_rl.checkpoint import Checkpoint, DamagedCheckpoint, checkpoint_steps, load_checkpoint, load_newest
+from marble_rl.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    checkpoint_steps,
+    load_checkpoint,
+    load_newest,
+    restoring,
+)
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import ModelConfig
 from marble_rl.errors import InputError
@@ -82,8 +89,9 @@ def _open_run(folder: RunFolder, step: int | None, device: str, plain: bool) -> 
     model = _load(config.model, device, plain)
     lora = config.lora.model_copy(update={"init": None})  # the checkpoint has it all
     policy = LoraPolicy(model.transformer, lora, model.lora_targets, config.trainer.seed)
-    for adapter in ADAPTERS:
-        policy.load_tensors(adapter, checkpoint.adapter(adapter))
+    with restoring(checkpoint, folder.path):
+        for adapter in ADAPTERS:
+            policy.load_tensors(adapter, checkpoint.adapter(adapter))
     return Opened(model, policy, config, checkpoint.step, replace(checkpoint, adapters={}))
 
 

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from marble_rl.checkpoint import Checkpoint, load_newest, save_checkpoint
+from marble_rl.checkpoint import Checkpoint, load_newest, restoring, save_checkpoint
 from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
@@ -322,7 +322,8 @@ class Trainer:
         self._counts = self._inputs.scorer.counts()
         self.updater = Updater(self.policy, c.optimizer, c.rollout.old_policy_decay, c.trainer.steps)
         if checkpoint:
-            self._restore(checkpoint)
+            with restoring(checkpoint, self.folder.path):
+                self._restore(checkpoint)
         self._experience = None
         self._refreshed = False
         self._waited = self.world.waited

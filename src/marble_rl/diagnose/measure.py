@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from marble_rl.checkpoint import restoring
 from marble_rl.coefficients.balancers import Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
@@ -62,6 +63,7 @@ class Measured:
 
 
 def measure(
+    run: Path,
     opened: Opened,
     batches: int,
     console: Console,
@@ -81,12 +83,17 @@ def measure(
     k, size = len(names), policy.flat.numel()
     balance = opened.config.balance
     weights = weight_vector(names, balance.probe_weights if isinstance(balance, MarbleBalance) else {})
+    balancer = build_balancer(opened.config)
+    updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
     scale = LossScale(model.dtype)
-    scale.load_state_dict(checkpoint.state.get("scale", {}))
     micro_batch = MicroBatch(
         config.trainer.micro_batch, config.rollout.groups * config.rollout.group_size, console.print
     )
-    micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
+    with restoring(checkpoint, run):
+        balancer.load_state_dict(checkpoint.state["balancer"])
+        updater.load_optimizer_tensors(checkpoint.optimizer)
+        scale.load_state_dict(checkpoint.state.get("scale", {}))
+        micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
     samples: list[Sample] = []
     with TemporaryDirectory(prefix="marble-diagnose-") as scratch:
         # In a file: fifty batches of a large model's gradients are more than fits in memory.
@@ -102,11 +109,7 @@ def measure(
             samples = samples or _samples(experience, experience.scored)
             on_batch()
         products = _products(g)
-        balancer = build_balancer(opened.config)
-        balancer.load_state_dict(checkpoint.state["balancer"])
         alpha_bar = balancer.harmonizer.alpha_bar if balancer.harmonizer is not None else None
-        updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
-        updater.load_optimizer_tensors(checkpoint.optimizer)
         every_rule = rules(products, k, alpha_bar)
         applied = {name: _applied(g, shared, products, rule, updater, k) for name, rule in every_rule.items()}
     images = config.rollout.groups * config.rollout.group_size

@@ -82,7 +82,7 @@ def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Pat
     )
     with progress:
         task = progress.add_task("", total=batches)
-        measured = measure(opened, batches, console, lambda: progress.advance(task))
+        measured = measure(run, opened, batches, console, lambda: progress.advance(task))
     found = _told(measured, opened.step)
     with storage_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)

@@ -19,20 +19,29 @@ MOST_POINTS = 400
 """Of a curve that is drawn; longer ones are averaged down."""
 
 
-def smooth(steps: Sequence[int], values: Sequence[float]) -> list[float]:
+def smooth(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
     """Local linear regression with a Gaussian kernel of a twelfth of the run: no lag, and no bias where a curve ends.
+    With the half width of its pointwise 95 % interval.
 
-    At each x: the weighted least-squares line through the values, w_i = exp(-(x_i - x)^2 / 2 h^2), read off at x.
+    At each x: the weighted least-squares line through the values, w_i = exp(-(x_i - x)^2 / 2 h^2), read off at x. It is
+    a linear map of the values, curve = L y, so its variance is s^2 sum_i L_xi^2, with s^2 = |y - L y|^2 / (n - tr L):
+    prompts are drawn anew for every rollout, so the noise of one step tells little about the next.
     """
     x, y = np.asarray(steps, float), np.asarray(values, float)
     bandwidth = max((x[-1] - x[0]) / 12, 1.0)
     offsets = x[None] - x[:, None]
     weights = np.exp(-0.5 * (offsets / bandwidth) ** 2)
-    s0, s1, s2 = (np.sum(weights * offsets**power, axis=1) for power in range(3))
-    t0, t1 = weights @ y, (weights * offsets) @ y
+    s0, s1, s2 = (np.sum(weights * offsets**power, axis=1)[:, None] for power in range(3))
     determinant = s0 * s2 - s1**2
-    line = (s2 * t0 - s1 * t1) / np.where(determinant > 1e-12 * s0**2, determinant, 1.0)
-    return [float(v) for v in np.where(determinant > 1e-12 * s0**2, line, t0 / s0)]
+    solvable = determinant > 1e-12 * s0**2
+    line = weights * (s2 - s1 * offsets) / np.where(solvable, determinant, 1.0)
+    smoother = np.where(solvable, line, weights / s0)  # one value alone has no slope
+    curve = smoother @ y
+    freedom = len(y) - float(np.trace(smoother))
+    if freedom < 1:
+        return curve.tolist(), [0.0] * len(y)
+    noise = float(np.sum((y - curve) ** 2)) / freedom
+    return curve.tolist(), [student_reach(noise * float(row @ row), freedom) for row in smoother]
 
 
 def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
