@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from marble_rl.bootstrap import Difference
-from marble_rl.report.axes import BOTTOM, LEFT, TOP, Frame, axes, drawing, scale, step_marks, tick_text
+from marble_rl.report.axes import BOTTOM, LEFT, TOP, Frame, Mark, axes, drawing, scale, step_marks, tick_text
 from marble_rl.report.wording import number, shortened
 
 CHARACTER = 8
@@ -87,7 +87,7 @@ def line_chart(
     labels = [line.label for line in lines if line.label] + [""]
     right = max(10.0, 12 + CHARACTER * max(len(label) for label in labels))
     frame = Frame(*size, right, steps or (xs[0], xs[-1]), (low, high))
-    marks = step_marks(*frame.x) if places is None else [(x, name, "middle") for x, name in places.items()]
+    marks = step_marks(*frame.x) if places is None else _named_marks(frame, places)
     parts = [axes(frame, ticks, marks), *(_reference(frame, reference, lines) for reference in references)]
     order = {"dots": 0, "marks": 2}
     parts += [_draw(frame, line) for line in sorted(lines, key=lambda line: order.get(line.style, 1))]
@@ -100,6 +100,15 @@ def line_chart(
         rows.append({"name": line.name, "colour": line.colour, "values": values, "y": heights})
     names = None if places is None else [places[x] for x in xs]
     return Chart(title, drawing(frame, title, parts), frame.hover(unit, xs, rows, names), note, colour, summary)
+
+
+def _named_marks(frame: Frame, places: dict[float, str]) -> list[Mark]:
+    """From the right, those that have room beside the one before."""
+    kept: list[Mark] = []
+    for x, name in sorted(places.items(), reverse=True):
+        if not kept or frame.across(kept[-1][0]) - frame.across(x) >= CHARACTER * (len(name) + 1):
+            kept.append((x, name, "middle"))
+    return kept
 
 
 def stacked_bars(
@@ -130,18 +139,19 @@ def stacked_bars(
     return Chart(title, drawing(frame, title, parts), data, note)
 
 
-def forest(title: str, rows: Sequence[tuple[str, Difference, str]], *, note: str = "") -> Chart:
+def forest(title: str, rows: Sequence[tuple[str, Difference, str]], *, width: float = 340.0, note: str = "") -> Chart:
     """Means with their intervals, one row for each (name, mean and interval, colour), on one scale."""
     low, high, ticks = scale(min(d.low for _, d, _ in rows), max(d.high for _, d, _ in rows))
     names = [shortened(name, MOST_NAME) for name, _, _ in rows]
-    left, width, row = 14 + 6.6 * max(map(len, names)), 340.0, 24.0
+    small = width < 400
+    left, row = 14 + (6.6 if small else CHARACTER) * max(map(len, names)), 24.0
     height = TOP + row * len(rows) + BOTTOM
 
     def across(value: float) -> float:
         return round(left + (width - left - 14) * (value - low) / (high - low), 1)
 
     text = tick_text(ticks)
-    shown = [tick for tick in ticks if low <= tick <= high][:: 2 if len(ticks) > 3 else 1]
+    shown = [tick for tick in ticks if low <= tick <= high][:: 2 if len(ticks) > 3 and small else 1]
     parts = []
     for tick in shown:
         x, kind = across(tick), "grid zero" if abs(tick) < 1e-12 else "grid"

@@ -59,12 +59,12 @@ def _forests(found: StoredDiagnosis) -> list[Chart]:
             if key in getattr(direction, way)
         ]
         if rows:
-            charts.append(forest(title, rows, note=note))
+            charts.append(forest(title, rows, width=460.0, note=note))
     return charts
 
 
 def _table(found: StoredDiagnosis) -> Table:
-    columns = ["direction", "another batch", "conflict", "own batch", "conflict", "AdamW's step"]
+    columns = ["direction", "another batch", "conflict there", "own batch", "conflict there", "AdamW's step"]
     rows = []
     for direction in found.directions:
         figures = [
@@ -83,7 +83,10 @@ def _table(found: StoredDiagnosis) -> Table:
 
 
 def _told(figure: Difference | None) -> str:
-    return "" if figure is None else f"{number(figure.mean)} ±{number((figure.high - figure.low) / 2)}"
+    if figure is None:
+        return ""
+    half = (figure.high - figure.low) / 2
+    return number(figure.mean) + (f" ±{number(half)}" if half else "")
 
 
 def _cosines(found: StoredDiagnosis) -> Chart:
@@ -184,4 +187,4 @@ def _mean_sizes(found: StoredDiagnosis) -> Chart:
         told = [[abs(value) for value in column if value is not None] for column in columns]
         cells.append([fmean(sizes) if sizes else None for sizes in told])
     note = "Their mean size: near 0, the prompts of this source tell the reward nothing."
-    return matrix("Advantages by prompt source", sources, found.rewards, cells, unknown="", note=note)
+    return matrix("Advantages by prompt source", sources, found.rewards, cells, signed=False, unknown="", note=note)

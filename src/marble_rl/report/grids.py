@@ -31,6 +31,7 @@ def matrix(
     cells: Sequence[Sequence[float | None]],
     *,
     full: float = 1.0,
+    signed: bool = True,
     unknown: str = "?",
     note: str = "",
 ) -> Chart:
@@ -48,11 +49,11 @@ def matrix(
         label = Markup('<text class="name" x="{}" y="{:.1f}" text-anchor="end">{}</text>')
         parts.append(label.format(left - 8, y + 4, shortened(name, MOST_LABEL)))
         for j, value in enumerate(cells[i]):
-            text = unknown if value is None else _digits(value, narrow=room < 52)
+            text = unknown if value is None else _digits(value, signed=signed, narrow=room < 52)
             kind, opacity = "none", 0.0
             if value is not None:
                 kind, opacity = "pos" if value >= 0 else "neg", STRONGEST * min(1.0, abs(value) / full)
-            told = f"{name}, {columns[j]}: {text if value is None else number(value, signed=True)}"
+            told = f"{name}, {columns[j]}: {text if value is None else number(value, signed=signed)}"
             parts.append(
                 Markup(
                     '<g class="cell"><title>{}</title><rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" '
@@ -71,9 +72,9 @@ def matrix(
     return Chart(title, svg.format(WIDTH, height, title, Markup("").join(parts)), {}, note)
 
 
-def _digits(value: float, *, narrow: bool) -> str:
+def _digits(value: float, *, signed: bool, narrow: bool) -> str:
     text = f"{abs(value):.2f}" if abs(value) < 10 else f"{abs(value):.0f}"
-    sign = MINUS if value < 0 and float(text) else "" if narrow else "+" if float(text) else ""
+    sign = MINUS if value < 0 and float(text) else "+" if signed and not narrow and float(text) else ""
     return sign + (text.removeprefix("0") if narrow and abs(value) < 1 else text)
 
 
@@ -137,7 +138,7 @@ def histogram(
     counts = [0] * BINS
     for value in values:
         counts[min(BINS - 1, max(0, int(value / size)))] += 1
-    _, top, ticks = scale(0.0, float(max(counts)))
+    _, top, ticks = scale(0.0, 1.15 * max(counts))  # with room for the label above the bars
     frame = Frame(WIDTH, 240.0, 10.0, (0.0, high), (0.0, top))
     text = tick_text(x_ticks)
     marks = [(tick, text(tick), "middle" if 0 < tick < high else "start" if tick <= 0 else "end") for tick in x_ticks]
@@ -148,7 +149,7 @@ def histogram(
         if count
     )
     parts = [axes(frame, [tick for tick in ticks if tick == int(tick)], marks)]
-    parts.append(Markup('<path class="area ours" d="{}"/>').format(boxes))
+    parts.append(Markup('<path class="area ours soft" d="{}"/>').format(boxes))
     if reference is not None:
         x = frame.across(reference.y)
         anchor, aside = ("end", -5) if x > frame.width / 2 else ("start", 5)

@@ -80,14 +80,14 @@ def read_run(path: Path) -> RunData:
     folder = RunFolder(path)
     config = folder.load_config()
     remarks: list[str] = []
-    lines = _read_metrics(folder.metrics, remarks)
+    lines = read_metrics(folder.metrics, remarks)
     evaluation = read_evaluation(folder.evaluation, remarks)
     diagnosis = read_diagnosis(folder.diagnosis, remarks)
     modified = folder.metrics.stat().st_mtime if folder.metrics.exists() else None
     return RunData(path, config, lines, evaluation, _samples(folder.samples), modified, remarks, diagnosis)
 
 
-def _read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
+def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
     """Complete lines by step; a line that is cut short, or a value that is not a finite number, is left out."""
     if not file.exists():
         remarks.append("There is no metrics.jsonl yet: nothing was logged.")
