@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -358,8 +359,15 @@ def test_a_long_run_with_many_rewards_and_pictures_stays_small(copy: Path, tiny_
     Image.fromarray(noise).save(copy / "noise.png")
     for _, file in samples:
         shutil.copy(copy / "noise.png", file)
-    html = run_page(RunData(copy, load_config(config), lines, None, samples, time.time()))
+    everyone = [("source", "a prompt of many words " * 9, dice.normal(size=12).tolist()) for _ in range(5000)]
+    diagnosis = replace(
+        diagnosed((0.1, 0.2), (0.3, 0.5)), rewards=names, cosines=[[0.5] * 12] * 12, signal={}, samples=everyone
+    )
+    began = time.process_time()
+    html = run_page(RunData(copy, load_config(config), lines, None, samples, time.time(), diagnosis=diagnosis))
+    assert time.process_time() - began < 20
     assert len(html) < 3_000_000
+    assert "One sample in 13 of one batch" in html
     assert "Some pictures were left out" in html
     assert html.count("data:image/webp") == 2
 

@@ -14,6 +14,8 @@ from marble_rl.report.sections import Section, Table, colours
 from marble_rl.report.wording import number, shortened
 
 COMMAND = "marble diagnose RUN"
+MOST_SAMPLES = 400
+"""In the map: it is no wider in dots, and each takes a hundred bytes of the page for every reward."""
 KNOWN = {"weighted_sum": "theirs", "uniform": "r8", "marble": "ours"}
 """Directions with a colour of their own; the others are drawn in that of text."""
 
@@ -160,8 +162,10 @@ def specialists(run: RunData) -> Section:
     charts = []
     found = run.diagnosis
     if found is not None and found.samples:
-        note = "Every sample of one batch. Blue: better than its group's mean, red: worse. Deeper: by more."
-        charts.append(sample_map("Advantages of samples", found.rewards, found.samples, note=note))
+        every = math.ceil(len(found.samples) / MOST_SAMPLES)
+        which = "Every sample" if every == 1 else f"One sample in {every}"
+        note = f"{which} of one batch. Blue: better than its group's mean, red: worse. Deeper: by more."
+        charts.append(sample_map("Advantages of samples", found.rewards, found.samples[::every], note=note))
         charts.append(_mean_sizes(found))
     gains = {} if run.evaluation is None else run.evaluation.gains
     if gains:
