@@ -53,14 +53,19 @@ def matrix(
             kind, opacity = "none", 0.0
             if value is not None:
                 kind, opacity = "pos" if value >= 0 else "neg", STRONGEST * min(1.0, abs(value) / full)
-            told = f"{name}, {columns[j]}: {text if value is None else number(value, signed=signed)}"
+            told = (unknown or "does not apply") if value is None else number(value, signed=signed)
+            x, top = left + room * j, TOP + row * i
+            figure = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>').format(
+                x + room / 2, y + 4, text
+            )
             parts.append(
                 Markup(
                     '<g class="cell"><title>{}</title><rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" '
-                    'height="{:.1f}" rx="4" fill-opacity="{:.2f}"/><text x="{:.1f}" y="{:.1f}" text-anchor="middle">'
-                    "{}</text></g>"
-                ).format(told, kind, left + room * j + 1, TOP + row * i + 1, room - 2, row - 2, opacity,
-                         left + room * (j + 0.5), y + 4, text)
+                    'height="{:.1f}" rx="4" fill-opacity="{:.2f}"/>{}</g>'
+                ).format(
+                    f"{name}, {columns[j]}: {told}", kind, x + 1, top + 1, room - 2, row - 2, opacity,
+                    figure if text else "",
+                )
             )  # fmt: skip
     for j, name in enumerate(columns):
         x, y = left + room * (j + 0.5) + 4, bottom + 14
