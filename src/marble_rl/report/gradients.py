@@ -107,16 +107,21 @@ def _signal(run: RunData, found: StoredDiagnosis) -> list[Chart]:
         points = [(x, y) for x, y in known if y is not None]
         if points:
             x, y = zip(*points, strict=True)
-            lines.append(Line(name, x, y, colour.get(name, "ink"), shortened(name, 14)))
+            # The smallest batch has the sign of the estimate |mu|^2; below 0 the others mean nothing.
+            drawn = y if y[0] > 0 else [0.0] * len(y)
+            lines.append(Line(name, x, drawn, colour.get(name, "ink"), shortened(name, 14)))
     if not lines:
         return []
     places = {math.log2(size): f"x{size:g}" for size in found.signal}
-    note = "Share of a reward's squared gradient that is not noise, told for batches of other sizes than the run's."
+    note = (
+        "Share of a reward's squared gradient that is not noise, for batches of other sizes than the run's. A reward "
+        "stands at 0 where its estimate is not positive: these batches cannot tell it from noise."
+    )
     references = [Reference(0.1, "too little to learn from")]
-    title = "Signal by batch size"
-    return [
-        line_chart(title, lines, references=references, include=[0.0], places=places, unit="batch", note=note)
-    ]  # fmt: skip
+    chart = line_chart(
+        "Signal by batch size", lines, references=references, include=[0.0], places=places, unit="batch", note=note
+    )
+    return [chart]
 
 
 def _norms(found: StoredDiagnosis) -> Chart:

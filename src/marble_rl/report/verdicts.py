@@ -167,7 +167,8 @@ def fewer_conflicts(found: StoredDiagnosis) -> Verdict:
 
 
 def _spanned(found: Difference) -> str:
-    return f"{number(found.mean)} ({number(found.low)} to {number(found.high)})"
+    ends = f" ({number(found.low)} to {number(found.high)})" if found.high > found.low else ""
+    return f"{number(found.mean)}{ends}"
 
 
 def enough_signal(run: RunData) -> Verdict:
