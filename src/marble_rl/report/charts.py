@@ -16,7 +16,7 @@ from marble_rl.bootstrap import Difference
 from marble_rl.report.axes import BOTTOM, LEFT, TOP, Frame, Mark, axes, drawing, scale, step_marks, tick_text
 from marble_rl.report.wording import number, shortened
 
-CHARACTER = 8
+CHARACTER = 8.6
 """Width of one in the labels at the ends of curves; they are larger on a phone, where the chart is scaled down."""
 MOST_NAME = 22
 """Characters of a name beside its row."""
