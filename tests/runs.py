@@ -92,6 +92,7 @@ def lora_bytes(run: Path) -> bytes:
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
-    """metrics.jsonl without what depends on the process: wall-clock times, and who scored what when."""
+    """metrics.jsonl without what depends on the process: wall-clock times, memory, and who scored what when."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith(("time/", "scoring/"))} for line in lines]
+    of_the_process = ("time/", "memory/", "scoring/")
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(of_the_process)} for line in lines]

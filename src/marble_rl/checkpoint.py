@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from marble_rl import __version__
+from marble_rl.errors import InputError, MarbleError
 from marble_rl.storage import file_digest, save_safetensors, storage_errors, sync_folder, write_json
 
 FORMAT = 1
@@ -36,6 +39,8 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
     state: dict[str, Any]
     """Small JSON values: coefficients, signal."""
+    made_by: str | None = None
+    """Version of marble that wrote it, where it says so"""
 
     def adapter(self, name: str) -> dict[str, Tensor]:
         """Tensors of one adapter, by parameter name."""
@@ -61,7 +66,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
                 save_safetensors(temporary / f"{name}.safetensors", getattr(checkpoint, name), {"format": "pt"})
             write_json(temporary / "state.json", checkpoint.state)
             digests = {path.name: file_digest(path) for path in sorted(temporary.iterdir())}
-            write_json(temporary / MANIFEST, {"format": FORMAT, "step": checkpoint.step, "sha256": digests})
+            about = {"format": FORMAT, "marble": __version__, "step": checkpoint.step}
+            write_json(temporary / MANIFEST, {**about, "sha256": digests})
             sync_folder(temporary)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -92,17 +98,52 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         if manifest["format"] != FORMAT:
-            raise DamagedCheckpoint(f"written in format {manifest['format']}, this version reads {FORMAT}")
+            # No damage: to skip it would be to begin the run anew, over what another version has done.
+            raise InputError(
+                f"{path}: written in format {manifest['format']!r} {_by(manifest.get('marble'))}; this is marble "
+                f"{__version__}, which reads format {FORMAT}. Use the version that made it"
+            )
         for name, digest in manifest["sha256"].items():
             if file_digest(path / name) != digest:
                 raise DamagedCheckpoint(f"{name} does not match its digest")
         tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSORS}
         state = json.loads((path / "state.json").read_text())
-        return Checkpoint(int(manifest["step"]), **tensors, state=state)
+        return Checkpoint(int(manifest["step"]), **tensors, state=state, made_by=manifest.get("marble"))
+    except InputError:
+        raise
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"incomplete, {Path(error.filename).name} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise DamagedCheckpoint(f"not readable ({error})") from None
+
+
+def version_of(folder: Path) -> str | None:
+    """Which marble wrote the newest of these checkpoints; None where none says so."""
+    for step in reversed(checkpoint_steps(folder)):
+        try:
+            return str(json.loads((folder / f"step-{step}" / MANIFEST).read_text())["marble"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+@contextmanager
+def restoring(checkpoint: Checkpoint, run: Path) -> Iterator[None]:
+    """State that another version wrote in another form, or not at all, is bad input that is named."""
+    try:
+        yield
+    except MarbleError:
+        raise
+    except (KeyError, ValueError, TypeError) as error:
+        what = f"has no {error}" if isinstance(error, KeyError) else f"does not fit: {error}"
+        raise InputError(
+            f"{run}: the state of its checkpoint of step {checkpoint.step}, written {_by(checkpoint.made_by)}, {what}. "
+            f"This is marble {__version__}; use the version that made the run, or train anew"
+        ) from None
+
+
+def _by(version: str | None) -> str:
+    return "by a marble that left no number" if version is None else f"by marble {version}"
 
 
 class DamagedCheckpoint(Exception):

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from marble_rl.checkpoint import Checkpoint, DamagedCheckpoint, checkpoint_steps, load_checkpoint, load_newest
+from marble_rl.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    checkpoint_steps,
+    load_checkpoint,
+    load_newest,
+    restoring,
+)
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import ModelConfig
 from marble_rl.errors import InputError
@@ -37,6 +44,8 @@ class Opened:
     """Present for a run: its adapters. None for an exported LoRA (always on) or a plain pipeline."""
     config: RunConfig | None
     step: int | None
+    checkpoint: Checkpoint | None = None
+    """Of a run: the rest of its state. The adapters, which the model has by now, are left out."""
 
     def acting_as(self, role: Role) -> AbstractContextManager[None]:
         return nullcontext() if self.policy is None else self.policy.acting_as(role)
@@ -80,9 +89,10 @@ def _open_run(folder: RunFolder, step: int | None, device: str, plain: bool) -> 
     model = _load(config.model, device, plain)
     lora = config.lora.model_copy(update={"init": None})  # the checkpoint has it all
     policy = LoraPolicy(model.transformer, lora, model.lora_targets, config.trainer.seed)
-    for adapter in ADAPTERS:
-        policy.load_tensors(adapter, checkpoint.adapter(adapter))
-    return Opened(model, policy, config, checkpoint.step)
+    with restoring(checkpoint, folder.path):
+        for adapter in ADAPTERS:
+            policy.load_tensors(adapter, checkpoint.adapter(adapter))
+    return Opened(model, policy, config, checkpoint.step, replace(checkpoint, adapters={}))
 
 
 def read_checkpoint(folder: RunFolder, step: int | None) -> Checkpoint:

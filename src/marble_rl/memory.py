@@ -1,9 +1,11 @@
-"""What this process holds in memory."""
+"""What this process holds in memory, its own or a GPU's."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+import torch
 
 STATUS = Path("/proc/self/status")
 
@@ -20,6 +22,11 @@ def peak_resident() -> int:
 def resident() -> int:
     """Bytes now; where the system does not say, at the highest point so far."""
     return _status("VmRSS:") if STATUS.exists() else peak_resident()
+
+
+def peak_bytes(device: torch.device) -> int:
+    """At the highest point so far: what torch allocated on a GPU, else what is resident."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident()
 
 
 def _status(key: str) -> int:

@@ -1,6 +1,6 @@
 """A run's folder: who may write to it, and whether a run may go on in it.
 
-config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  trackers.json
+config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  diagnosis/  trackers.json
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any
 
+from marble_rl import __version__
+from marble_rl.checkpoint import version_of
 from marble_rl.config import RunConfig, dump_config, load_config
 from marble_rl.distributed import World
 from marble_rl.errors import InputError
@@ -69,18 +71,30 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.lora = path / "lora"
         self.evaluation = path / "evaluation"
+        self.diagnosis = path / "diagnosis"
 
     @property
     def exists(self) -> bool:
         return self.config.is_file()
 
-    def load_config(self) -> RunConfig:
-        """The config of an existing run."""
+    def load_config(self, overrides: Sequence[str] = ()) -> RunConfig:
+        """The config of an existing run, of this version or of one whose config means something to this one."""
         if not self.exists:
             raise InputError(
                 f"{self.path} is not a run folder: it has no config.json. Give the --out of a training run"
             )
-        return load_config(self.config)
+        try:
+            load_config(self.config)
+        except InputError as error:
+            version = version_of(self.checkpoints)
+            maker = (
+                "the run does not say which version made it" if version is None else f"marble {version} made the run"
+            )
+            raise InputError(
+                f"{self.path}: its config is not one that this version of marble ({__version__}) reads; {maker}. Use "
+                f"the version that made it, or mend the key in config.json. {error}"
+            ) from None
+        return load_config(self.config, overrides)
 
     def check_start(self, config: RunConfig, resume: bool) -> list[str]:
         """Whether this config may start, or go on, here. Returns remarks on what changed since the run began."""

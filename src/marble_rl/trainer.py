@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from marble_rl.checkpoint import Checkpoint, load_newest, save_checkpoint
+from marble_rl.checkpoint import Checkpoint, load_newest, restoring, save_checkpoint
 from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
@@ -31,6 +31,7 @@ from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gr
 from marble_rl.harmony import SignalTracker
 from marble_rl.inputs import check_inputs
 from marble_rl.interrupts import Interrupts
+from marble_rl.memory import peak_bytes
 from marble_rl.metrics import (
     Metrics,
     by_name,
@@ -196,6 +197,7 @@ class Trainer:
         finally:  # the step is done and logged, also where a reward fails in its evaluation
             metrics |= self._scoring_metrics()
             metrics |= self._times()
+            metrics["memory/peak_mb"] = self.world.largest(peak_bytes(self._device)) / 2**20
             self._log(step, metrics)
         self._sound(alarms)
         return metrics
@@ -340,7 +342,8 @@ class Trainer:
         self._counts = self._inputs.scorer.counts()
         self.updater = Updater(self.policy, c.optimizer, c.rollout.old_policy_decay, c.trainer.steps)
         if checkpoint:
-            self._restore(checkpoint)
+            with restoring(checkpoint, self.folder.path):
+                self._restore(checkpoint)
         self._experience = None
         self._refreshed = False
         self._waited = self.world.waited

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from browser import Browser
-from comparisons import write_comparison
+from comparisons import write_comparison, write_jobs
+from marble_rl.report.wording import MINUS
 from runs import base_config, marble, start, train, write_config
 
 pytestmark = pytest.mark.full
@@ -21,7 +22,7 @@ HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=\"documen
 
 @pytest.fixture(scope="module")
 def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixteen steps and an evaluation, with prompts of two sources and two steps of samples."""
+    """Sixteen steps, an evaluation and a diagnosis, with prompts of two sources and two steps of samples."""
     folder = tmp_path_factory.mktemp("browser")
     rewards = [*base_config(tiny_sd3)["rewards"], {"name": "held", "type": "brightness", "held_out": True}]
     texts = [HOSTILE, "a 🪀 yo-yo", "word " * 500, "a_word_without_any_place_to_break_it" * 12]
@@ -33,6 +34,7 @@ def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     train(config, folder / "run")
     assert marble("evaluate", folder / "run", "--images", 2).code == 0
+    assert marble("diagnose", folder / "run", "--batches", 4).code == 0
     return folder / "run"
 
 
@@ -107,22 +109,50 @@ def test_every_tab_fold_and_link_works(shown: Browser) -> None:
     assert shown.run("document.documentElement.scrollWidth <= innerWidth")
 
     targets = shown.run("[...document.querySelectorAll('nav a')].map(a => document.querySelector(a.hash) !== null)")
-    assert len(targets) >= 8
+    assert len(targets) >= 12
     assert all(targets)
 
 
 def test_every_chart_shows_its_values(shown: Browser) -> None:
-    count = shown.run("document.querySelectorAll('figure.chart').length")
-    assert count >= 10
+    live = "figure.chart:has(> script)"
+    count = shown.run(f"document.querySelectorAll('{live}').length")
+    assert count >= 15
+    units = set()
     for index in range(count):
-        shown.mouse("mouseMoved", shown.centre("figure.chart svg", index))
-        tip = shown.run(f"document.querySelectorAll('figure.chart')[{index}].querySelector('.tip').innerText")
-        assert re.match(r"step \d+(\.\d)?\n\S", tip), tip
+        shown.mouse("mouseMoved", shown.centre(f"{live} svg", index))
+        tip = shown.run(f"document.querySelectorAll('{live}')[{index}].querySelector('.tip').innerText")
+        found = re.match(r"(step \d|batch x|turned \d+ %|\d\S* to|\S).*\n\S", tip)
+        assert found, tip
+        units.add(found[1][:5])
         box = "(b => [b.left, b.right])(document.querySelector('.tip').getBoundingClientRect())"
         left, right = shown.run(box)
         assert left >= 0
         assert right <= shown.run("innerWidth")
     assert shown.run("document.querySelectorAll('.tip').length") == 1
+    assert {"batch", "turne"} < units
+
+
+def test_a_diagnosis_is_drawn_inside_its_cards(shown: Browser) -> None:
+    """Three rewards agree in nine cells, each with its number inside; names beside rows do not reach into the marks."""
+    chart = "[...document.querySelectorAll('#diagnosis figure.chart')].find(f => f.innerText.startsWith('{}'))"
+    cells = shown.run(
+        f"""[...{chart.format("Cosines")}.querySelectorAll('.cell')].map(cell => {{
+            const text = cell.querySelector('text'), inner = text.getBoundingClientRect();
+            const box = cell.querySelector('rect').getBoundingClientRect();
+            return [text.textContent, box.left <= inner.left && inner.right <= box.right];
+        }})"""
+    )
+    assert len(cells) == 9
+    assert all(re.fullmatch(rf"[+{MINUS}]?\d\.\d\d|\?", text) and inside for text, inside in cells), cells
+    crossing = """[...document.querySelectorAll('#diagnosis g.interval')].filter(row => {
+        const name = row.querySelector('text').getBoundingClientRect();
+        return name.right > row.querySelector('.whisker').getBoundingClientRect().left;
+    }).length"""
+    assert shown.run(crossing) == 0
+    rows = shown.run("document.querySelectorAll('#diagnosis tbody tr').length")
+    assert rows == shown.run(f"{chart.format('Another batch: worst')}.querySelectorAll('g.interval').length") >= 7
+    assert shown.run("document.querySelectorAll('#specialists figure.chart').length") == 3
+    assert shown.run("document.querySelector('#specialists').innerText").count("source") >= 2
 
 
 def test_it_prints_everything_on_white(browser: Browser, run: Path) -> None:
@@ -140,12 +170,14 @@ def test_it_prints_everything_on_white(browser: Browser, run: Path) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_comparison_fits_its_window(browser: Browser, tmp_path: Path, width: int) -> None:
-    assert marble("report", write_comparison(tmp_path)).code == 0
+    write_jobs(write_comparison(tmp_path))
+    assert marble("report", tmp_path).code == 0
     browser.complaints.clear()
     browser.show(tmp_path / "report.html", width=width)
     browser.screenshot(SCREENSHOTS / f"comparison-{width}-light.png")
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
     assert browser.run("document.querySelectorAll('figure.chart svg .dot').length") == 3 * 3
+    assert browser.run("[...document.querySelectorAll('#pictures img')].filter(i => i.naturalWidth > 0).length") == 3
     assert browser.complaints == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -10,20 +11,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from comparisons import write_comparison
+from comparisons import write_comparison, write_jobs
 from marble_rl.bootstrap import Difference
 from marble_rl.config import load_config
 from marble_rl.errors import InputError
 from marble_rl.report import writing
+from marble_rl.report.comparison import comparison_page
+from marble_rl.report.diagnosis import Direction, StoredDiagnosis
 from marble_rl.report.evaluation import StoredEvaluation
+from marble_rl.report.jobs import shown_methods
 from marble_rl.report.page import run_page
 from marble_rl.report.reading import RunData, read_run
-from marble_rl.report.verdicts import Verdict, verdicts
+from marble_rl.report.verdicts import Verdict, fewer_conflicts, verdicts
+from marble_rl.report.wording import MINUS, memory
 from marble_rl.report.writing import watch_report, write_report
 from runs import base_config, marble, train, write_config
 
@@ -39,15 +45,16 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trained and evaluated through the command line; one reward is held out, one is a specialist."""
+    """Trained, evaluated and diagnosed through the command line; one reward is held out, one is a specialist."""
     folder = tmp_path_factory.mktemp("report")
     rewards = base_config(tiny_sd3)["rewards"]
     rewards[1]["held_out"] = True
     prompts = {"train": [{"name": "odd", "texts": HOSTILE}, {"name": "plain", "texts": ["a red cup", "a blue cup"]}]}
     config = write_config(folder / "config.yaml", tiny_sd3, rewards=rewards, prompts=prompts)
     train(config, folder / "run", "--set", "trainer.eval_every=4")
-    outcome = marble("evaluate", folder / "run")
-    assert outcome.code == 0, outcome.err
+    for command in (("evaluate", folder / "run"), ("diagnose", folder / "run", "--batches", 3)):
+        outcome = marble(*command)
+        assert outcome.code == 0, outcome.err
     return folder / "run"
 
 
@@ -156,6 +163,13 @@ def without(prefix: str) -> Callable[[list[str]], list[str]]:
     return change
 
 
+def edit_diagnosis(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    file = run / "diagnosis" / "diagnosis.json"
+    tree = json.loads(file.read_text())
+    change(tree)
+    file.write_text(json.dumps(tree))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no evaluation": (lambda run: shutil.rmtree(run / "evaluation"), "Not evaluated."),
     "no samples": (lambda run: shutil.rmtree(run / "samples"), "Before and after"),
@@ -180,6 +194,28 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run / "evaluation" / "scores.json").write_text('{"weights": {"ema": []}}'),
         "evaluation/scores.json is not what this version of marble writes",
     ),
+    "no diagnosis": (lambda run: shutil.rmtree(run / "diagnosis"), "Not diagnosed. marble diagnose RUN measures"),
+    "diagnosis cut short": (
+        lambda run: (run / "diagnosis" / "diagnosis.json").write_text('{"names": ["small"],'),
+        "diagnosis/diagnosis.json is not what this version of marble writes",
+    ),
+    "diagnosis of another form": (
+        lambda run: edit_diagnosis(run, lambda tree: tree["cosines"].pop()),
+        "diagnosis/diagnosis.json is not what this version of marble writes",
+    ),
+    "diagnosis of other directions": (
+        lambda run: edit_diagnosis(run, lambda tree: tree["directions"].pop("weighted_sum")),
+        "the diagnosis did not measure both of them",
+    ),
+    "diagnosis that cannot tell": (
+        lambda run: edit_diagnosis(run, lambda tree: tree.update(cosines=[[None] * 2] * 2, signal={"1.0": [None] * 2})),
+        "Cosines between rewards",
+    ),
+    "nothing on specialists": (
+        lambda run: [shutil.rmtree(run / name) for name in ("diagnosis", "evaluation")],
+        "Nothing is known yet on which prompts teach which reward",
+    ),
+    "no memory": (lambda run: edit_lines(run, without("memory/")), "Memory was not logged"),
     "a broken picture": (
         lambda run: next((run / "evaluation" / "images").glob("*.webp")).write_bytes(b"RIFF"),
         "could not be shown",
@@ -195,6 +231,56 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(copy: Path, damage: str) 
     page = page_of(copy)
     assert said in page.text
     assert not re.search(r"\bnan\b", page.text, re.IGNORECASE)
+
+
+def test_a_diagnosis_is_shown_with_whatever_directions_it_has(copy: Path) -> None:
+    def one_more(tree: dict[str, Any]) -> None:
+        tree["directions"]["<new>"] = tree["directions"]["marble"]
+        tree["cosines"][0][1] = -0.123
+
+    edit_diagnosis(copy, one_more)
+    page = page_of(copy)
+    for text in (
+        "On fresh batches, does MARBLE work against rewards less often",
+        "3 fresh batches of 8 images",
+        "after step 8",
+        "Another batch: worst cosine",
+        "Own batch: conflict rate",
+        "the min-norm point of this batch's unit gradients",
+        "between_refreshes",
+        "<new>",
+        "Cosines between rewards",
+        "Signal by batch size",
+        "Length of the common direction",
+        "A constructed conflict",
+        "Advantages of samples",
+        "Advantages by prompt source",
+        "Gain by prompt source",
+    ):
+        assert text in page.text
+    assert page.of("new") == []
+    assert f"small, colour: {MINUS}0.123" in page.text
+
+
+def test_gains_by_source_are_in_spreads_and_only_where_a_reward_applies(copy: Path) -> None:
+    evaluation = read_run(copy).evaluation
+    assert evaluation is not None
+    weights = json.loads((copy / "evaluation" / "scores.json").read_text())["weights"]
+    pairs = list(zip(weights["base"]["images"], weights["ema"]["images"], strict=True))
+    plain = [b["scores"]["small"] - a["scores"]["small"] for a, b in pairs if a["source"] == "plain"]
+    expected = sum(plain) / len(plain) / evaluation.spread["small"]
+    assert evaluation.gains["plain"]["small"] == pytest.approx(expected)
+    applies = {(a["source"], n) for a, _ in pairs for n, score in a["scores"].items() if score is not None}
+    assert {(source, n) for source, row in evaluation.gains.items() for n in row} == applies
+
+
+def test_memory_is_logged_and_shown(copy: Path) -> None:
+    peaks = read_run(copy).series("memory/peak_mb").values
+    assert len(peaks) == 8
+    assert all(100 < low <= high < 1e6 for low, high in itertools.pairwise(peaks))
+    page = page_of(copy)
+    assert "Peak memory, MiB" in page.text
+    assert f"memory at the highest point{memory(peaks[-1])}" in page.text
 
 
 def test_older_evaluations_and_grids_have_their_prompts_written_in_them(copy: Path) -> None:
@@ -219,7 +305,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, copy: Path) -> None:
     (copy / "config.json").write_text(json.dumps(tree))
     outcome = marble("report", copy)
     assert outcome.code == 2
-    assert "not one that this version of marble reads" in outcome.err
+    assert "its config is not one that this version of marble" in outcome.err
     assert "temperature" in outcome.err
 
 
@@ -273,8 +359,15 @@ def test_a_long_run_with_many_rewards_and_pictures_stays_small(copy: Path, tiny_
     Image.fromarray(noise).save(copy / "noise.png")
     for _, file in samples:
         shutil.copy(copy / "noise.png", file)
-    html = run_page(RunData(copy, load_config(config), lines, None, samples, time.time()))
+    everyone = [("source", "a prompt of many words " * 9, dice.normal(size=12).tolist()) for _ in range(5000)]
+    diagnosis = replace(
+        diagnosed((0.1, 0.2), (0.3, 0.5)), rewards=names, cosines=[[0.5] * 12] * 12, signal={}, samples=everyone
+    )
+    began = time.process_time()
+    html = run_page(RunData(copy, load_config(config), lines, None, samples, time.time(), diagnosis=diagnosis))
+    assert time.process_time() - began < 20
     assert len(html) < 3_000_000
+    assert "One sample in 13 of one batch" in html
     assert "Some pictures were left out" in html
     assert html.count("data:image/webp") == 2
 
@@ -323,6 +416,28 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
         assert text in page.text
     assert page.of("i") == [attributes for attributes in page.of("i") if "swatch" in str(attributes["class"])]
     assert len(page.of("svg")) == 3
+
+
+def test_a_comparison_shows_what_its_jobs_left(comparison: Path) -> None:
+    write_jobs(comparison)
+    (comparison / "jobs" / "broken-seed0.json").write_text("{")
+    page = Page(comparison_page(comparison))
+    assert len(page.of("svg")) == 3 + 1  # a curve of the reward that is trained on
+    assert [str(picture["alt"]) for picture in page.of("img")] == [
+        f"{method}: a <sign> that says hello" for method in ("weighted_sum", "marble", "<i>")
+    ]
+    assert all(str(picture["src"]).startswith("data:image/webp") for picture in page.of("img"))
+    for text in ("the same noise for every method, seed 0", "701 MiB", "What marble with seed 0 was run with"):
+        assert text in page.text
+    shutil.rmtree(comparison / "jobs" / "weighted_sum-seed0")
+    page = Page(comparison_page(comparison))
+    assert len(page.of("img")) == 2
+
+
+def test_a_comparison_of_many_methods_draws_a_few() -> None:
+    names = [f"m{i}" for i in range(9)] + ["sum", "marble"]
+    assert shown_methods(names, "sum") == ["m0", "m1", "m2", "m3", "sum", "marble"]
+    assert shown_methods(["a", "b"], None) == ["a", "b"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"rewards": ["a"], "rows": [{}]}'])
@@ -448,3 +563,22 @@ def test_in_adams_metric_the_guarantee_is_one_in_that_metric(tiny_sd3: Path, tmp
     balance = run.config.balance.model_copy(update={"metric": "adam"})
     run = replace(run, config=run.config.model_copy(update={"balance": balance}))
     assert answers(run)["guards"].answer == ("no" if in_metric else "yes")
+
+
+def diagnosed(ours: tuple[float, float], theirs: tuple[float, float]) -> StoredDiagnosis:
+    def direction(name: str, ends: tuple[float, float]) -> Direction:
+        found = Difference(sum(ends) / 2, *ends)
+        return Direction(name, "", {}, {"min_cos": found, "conflict": found}, None)
+
+    directions = [direction("weighted_sum", theirs), direction("marble", ours)]
+    return StoredDiagnosis(["a"], 8, 50, 8, directions, [[1.0]], {1.0: [0.5]}, [0.5], [1.0], 0.0, [], [])
+
+
+@pytest.mark.parametrize(
+    ("ours", "answer"), [((0.1, 0.29), "yes"), ((0.1, 0.31), "unknown"), ((0.49, 0.6), "unknown"), ((0.51, 0.6), "no")]
+)
+def test_conflict_rates_are_told_apart_beyond_both_intervals(ours: tuple[float, float], answer: str) -> None:
+    verdict = fewer_conflicts(diagnosed(ours, (0.3, 0.5)))
+    assert verdict.answer == answer
+    assert verdict.figures[0].startswith("marble: conflict rate")
+    assert verdict.figures[1].startswith("weighted_sum: conflict rate 0.400 (0.300 to 0.500) in another batch; worst")

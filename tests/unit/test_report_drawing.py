@@ -12,6 +12,7 @@ import pytest
 import marble_rl.report
 from marble_rl.bootstrap import Difference
 from marble_rl.report.charts import LINE, Line, Reference, interval_mark, line_chart, stacked_bars
+from marble_rl.report.grids import STRONGEST, histogram, matrix, sample_map
 from marble_rl.report.sections import PALETTE
 from marble_rl.report.speed import STAGES
 from marble_rl.report.statistics import mean_interval, rank_correlation, rise, smooth, thinned
@@ -22,10 +23,34 @@ STYLE = Path(marble_rl.report.__file__).parent / "templates" / "style.css"
 
 def test_smoothing_keeps_a_straight_line_and_calms_noise() -> None:
     steps = [0, 1, 2, 5, 9, 10, 30]
-    assert smooth(steps, [3 + 0.5 * x for x in steps]) == pytest.approx([3 + 0.5 * x for x in steps])
+    curve, reach = smooth(steps, [3 + 0.5 * x for x in steps])
+    assert curve == pytest.approx([3 + 0.5 * x for x in steps])
+    assert reach == pytest.approx([0] * 7, abs=1e-6)
     noise = np.random.default_rng(0).normal(size=120)
-    assert np.std(smooth(range(120), noise)) < 0.35
-    assert smooth([7], [1.5]) == [1.5]
+    assert np.std(smooth(range(120), noise)[0]) < 0.35
+    assert smooth([7], [1.5]) == ([1.5], [0.0])
+
+
+def test_the_band_of_a_curve_holds_the_truth_as_often_as_it_says() -> None:
+    dice = np.random.default_rng(2)
+    truth = np.linspace(0, 3, 60)
+    covered = []
+    for _ in range(200):
+        curve, reach = (np.array(part) for part in smooth(range(60), truth + dice.normal(size=60)))
+        covered.append(np.abs(curve - truth) <= reach)
+    assert 0.92 <= np.mean(covered) <= 0.98
+    assert (np.mean(covered, axis=0) > 0.85).all(), "also at the ends"
+
+
+def test_a_band_is_drawn_around_its_curve() -> None:
+    chart = line_chart("t", [Line("a", [0, 1], [1.0, 2.0], "r0", reach=[0.5, 0.25])])
+    (outline,) = re.findall(r'class="band r0" d="M([^"]*)z"', chart.svg)
+    (path,) = re.findall(r'class="line r0" d="M([^"]*)"', chart.svg)
+    first, last = (float(point.split()[1]) for point in path.split("L"))
+    up, up_last, down_last, down = (float(point.split()[1]) for point in outline.split("L"))
+    assert up < first < down
+    assert up_last < last < down_last
+    assert down - up == pytest.approx(2 * (down_last - up_last), abs=0.3)
 
 
 def test_long_curves_are_averaged_down() -> None:
@@ -133,6 +158,47 @@ def test_an_interval_is_drawn_on_its_side_of_zero(low: float, high: float) -> No
     assert (float(right) < float(zero)) == (high < 0)
 
 
+def test_a_matrix_has_a_coloured_cell_for_every_number() -> None:
+    chart = matrix("t", ["<a>", "b"], ["c", "d"], [[1.0, -0.5], [0.0, None]])
+    cells = re.findall(r'<rect class="(\w+)"[^>]*fill-opacity="([\d.]+)"/><text[^>]*>([^<]*)<', chart.svg)
+    assert cells == [
+        ("pos", "0.45", "+1.00"), ("neg", "0.23", f"{MINUS}0.50"), ("pos", "0.00", "0.00"), ("none", "0.00", "?")
+    ]  # fmt: skip
+    assert "<a>" not in chart.svg
+    assert f"b, c: {number(0)}" in chart.svg
+    wide = matrix("t", ["a"], [f"c{i}" for i in range(12)], [[-0.25] * 12])
+    assert wide.svg.count(f">{MINUS}.25<") == 12
+
+
+def test_a_map_shows_every_sample_by_group_and_nothing_where_a_row_is_silent() -> None:
+    samples = [("x", "p", [1.0, None]), ("y", "q", [-1.0, 0.5]), ("x", "r", [0.1, None])]
+    chart = sample_map("t", ["a", "b"], samples)
+    boxes = {
+        (kind, opacity): d.count("M")
+        for kind, opacity, d in re.findall(r'class="(pos|neg)" fill-opacity="([\d.]+)" d="([^"]*)"', chart.svg)
+    }
+    assert boxes == {("pos", "1.00"): 1, ("neg", "1.00"): 1, ("pos", "0.06"): 1, ("pos", "0.44"): 1}
+    assert chart.data["x"] == ["p", "r", "q"]
+    values = [row["values"] for row in chart.data["rows"]]  # type: ignore[attr-defined]
+    assert values == [["+1.00", "+0.100", f"{MINUS}1.00"], [None, None, "+0.500"]]
+
+
+@pytest.mark.parametrize("values", [[0.0], [0.0, 0.0], [0.3] * 5, [1.0, 0.5, 0.2], [1e-9, 3.0]])
+def test_a_histogram_counts_every_value_once(values: list[float]) -> None:
+    chart = histogram("t", values, reference=Reference(0.5, "r"))
+    (row,) = chart.data["rows"]  # type: ignore[misc]
+    assert sum(row["values"]) == len(values)
+    assert len(chart.data["at"]) == len(row["values"])  # type: ignore[arg-type]
+    assert "nan" not in chart.svg
+
+
+def test_names_on_the_x_axis_have_room() -> None:
+    places = {0.0: "0 %", 0.5: "50 %", 0.9: "90 %", 1.0: "100 %"}
+    chart = line_chart("t", [Line("a", list(places), [0, 1, 2, 3], "r0")], places=places, size=(340, 190))
+    assert re.findall(r'text-anchor="middle">([^<]*)<', chart.svg) == ["100 %", "50 %", "0 %"]
+    assert chart.data["x"] == list(places.values())
+
+
 def test_names_are_escaped_in_charts() -> None:
     chart = line_chart("<b>", [Line("<i>", [0, 1], [0, 1], "r0", "<i>")], references=[Reference(0.5, "<u>")])
     assert not re.search(r"<[biu]>", chart.svg)
@@ -163,6 +229,14 @@ def test_text_and_rewards_can_be_read_in_both_themes() -> None:
     pairs += [(f"--{name}", f"--{name}-soft") for name in ("good", "bad", "mixed", "open")]
     for (name, ground), theme in itertools.product(pairs, (0, 1)):
         assert contrast(known[name][theme], known[ground][theme]) >= 4.5, (name, ground, theme)
+
+
+def test_numbers_can_be_read_on_the_strongest_cells() -> None:
+    known = colours()
+    for name, theme in itertools.product(("--accent", "--bad"), (0, 1)):
+        over, under = ([int(known[n][theme][i : i + 2], 16) for i in (1, 3, 5)] for n in (name, "--surface"))
+        mixed = [round(STRONGEST * a + (1 - STRONGEST) * b) for a, b in zip(over, under, strict=True)]
+        assert contrast(known["--text"][theme], "#{:02x}{:02x}{:02x}".format(*mixed)) >= 4.5
 
 
 def test_every_reward_and_stage_has_a_colour_of_its_own() -> None:

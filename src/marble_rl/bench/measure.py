@@ -19,7 +19,7 @@ import torch
 
 from marble_rl.bench.workload import STEPS, Size, Step, Workload
 from marble_rl.coefficients.min_norm import min_norm
-from marble_rl.memory import peak_resident
+from marble_rl.memory import peak_bytes
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,7 @@ def _measure_here(request: str) -> None:
     workload = Workload(Size(**wanted["size"]), device)
     step = next(step for step in STEPS if step.name == wanted["step"])
     workload.run(step)
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident()
-    print(json.dumps({"bytes": peak}))
+    print(json.dumps({"bytes": peak_bytes(device)}))
 
 
 if __name__ == "__main__":

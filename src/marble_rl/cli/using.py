@@ -97,7 +97,7 @@ def evaluate(
         is_run = RunFolder(Path(target)).exists
         if config is None and not is_run:
             raise InputError(f"--config: {target} is not a run folder, so say which prompts and rewards to use")
-        settings = load_config(config or RunFolder(Path(target)).config, changes)
+        settings = load_config(config, changes) if config else RunFolder(Path(target)).load_config(changes)
     quiet_libraries()
     from marble_rl.evaluation_report import evaluate_target
 

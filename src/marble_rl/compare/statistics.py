@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from marble_rl.bootstrap import LEVEL, RESAMPLES
+from marble_rl.student import student_mean
 
 Array = NDArray[np.float64]
 COMPOSITE = "composite"
@@ -39,11 +39,8 @@ class Interval:
 
 
 def over_seeds(values: Array) -> Interval:
-    """mean +- t(0.975, n - 1) s / sqrt(n), with s the sample std of the n >= 2 seeds' values [n]."""
-    n = len(values)
-    mean = float(values.mean())
-    error = float(stdtrit(n - 1, (1 + LEVEL) / 2) * values.std(ddof=1) / np.sqrt(n))
-    return Interval(mean, mean - error, mean + error, n, "seeds")
+    """Student's interval of the n >= 2 seeds' values [n]."""
+    return Interval(*student_mean(values), len(values), "seeds")
 
 
 def over_prompts(mean: float, resampled: Array) -> Interval:

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from marble_rl.checkpoint import restoring
 from marble_rl.coefficients.balancers import Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
@@ -21,12 +22,11 @@ from marble_rl.experience import Experience, ExperienceSource
 from marble_rl.gradients.accumulate import RewardGradients
 from marble_rl.gradients.metric import gradient_size, gram
 from marble_rl.gradients.policy import PolicyGradients, policy_gradients, training_batch
-from marble_rl.inference import Opened, read_checkpoint
+from marble_rl.inference import Opened
 from marble_rl.inputs import check_inputs
 from marble_rl.micro_batch import MicroBatch
 from marble_rl.models.base import PromptCache
 from marble_rl.precision import LossScale
-from marble_rl.runfolder import RunFolder
 from marble_rl.runlog import Display
 from marble_rl.update import Updater
 
@@ -63,14 +63,16 @@ class Measured:
 
 
 def measure(
-    folder: RunFolder,
+    run: Path,
     opened: Opened,
     batches: int,
     console: Console,
     on_batch: Callable[[], None],
 ) -> Measured:
+    checkpoint = opened.checkpoint
     assert opened.policy is not None
     assert opened.config is not None
+    assert checkpoint is not None
     config = _measuring(opened.config)
     inputs = check_inputs(config)
     for remark in inputs.scorer.load(opened.model.device):
@@ -78,16 +80,20 @@ def measure(
     model, policy, names = opened.model, opened.policy, config.trained_rewards
     source = ExperienceSource(config, inputs, model, policy, PromptCache(model), World())
     display = Display(Console(quiet=True), batches, 0, names, 1)
-    checkpoint = read_checkpoint(folder, opened.step)
     k, size = len(names), policy.flat.numel()
     balance = opened.config.balance
     weights = weight_vector(names, balance.probe_weights if isinstance(balance, MarbleBalance) else {})
+    balancer = build_balancer(opened.config)
+    updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
     scale = LossScale(model.dtype)
-    scale.load_state_dict(checkpoint.state.get("scale", {}))
     micro_batch = MicroBatch(
         config.trainer.micro_batch, config.rollout.groups * config.rollout.group_size, console.print
     )
-    micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
+    with restoring(checkpoint, run):
+        balancer.load_state_dict(checkpoint.state["balancer"])
+        updater.load_optimizer_tensors(checkpoint.optimizer)
+        scale.load_state_dict(checkpoint.state.get("scale", {}))
+        micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
     samples: list[Sample] = []
     with TemporaryDirectory(prefix="marble-diagnose-") as scratch:
         # In a file: fifty batches of a large model's gradients are more than fits in memory.
@@ -103,11 +109,7 @@ def measure(
             samples = samples or _samples(experience, experience.scored)
             on_batch()
         products = _products(g)
-        balancer = build_balancer(opened.config)
-        balancer.load_state_dict(checkpoint.state["balancer"])
         alpha_bar = balancer.harmonizer.alpha_bar if balancer.harmonizer is not None else None
-        updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
-        updater.load_optimizer_tensors(checkpoint.optimizer)
         in_metric = _in_metric(g, shared, updater, k)
         every = directions(products, in_metric, k, alpha_bar)
         steps = {name: _applied(g, shared, products, weights, updater, k) for name, weights in every.items()}

@@ -75,15 +75,14 @@ def _plain(value: Any) -> Any:
 
 def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Path, console: Console) -> Diagnosis:
     """Measure ``batches`` fresh mini-batches with a run's checkpoint; write diagnosis.json and diagnosis.png."""
-    folder = RunFolder(run)
-    folder.load_config()
+    RunFolder(run).load_config()
     opened = open_target(str(run), step=step, device=device)
     progress = Progress(
         TextColumn("mini-batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
     )
     with progress:
         task = progress.add_task("", total=batches)
-        measured = measure(folder, opened, batches, console, lambda: progress.advance(task))
+        measured = measure(run, opened, batches, console, lambda: progress.advance(task))
     found = _told(measured, opened.step)
     with storage_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)

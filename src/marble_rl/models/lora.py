@@ -118,6 +118,9 @@ class LoraPolicy:
                 f"the saved adapter has other layers than this model: {sorted(own.keys() ^ tensors.keys())[:4]}"
             )
         for name, value in tensors.items():
+            if own[name].shape != value.shape:
+                sizes = f"{list(value.shape)}, not {list(own[name].shape)}"
+                raise ValueError(f"the saved adapter is of another size: {name} is {sizes}")
             own[name].copy_(value)
 
     @torch.no_grad()

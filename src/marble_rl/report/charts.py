@@ -1,4 +1,4 @@
-"""Charts as SVG that a browser scales, prints and recolours: lines, stacked bars, and an interval beside zero.
+"""Charts as SVG that a browser scales, prints and recolours: lines, stacked bars, intervals.
 
 Colours are classes (`r0`, `r1`, ... one for each reward; `s0`, ... for stages) that the style sheet gives a value for
 either theme. What a chart shows under the pointer stands beside it as JSON, read by script.js.
@@ -7,17 +7,17 @@ either theme. What a chart shows under the pointer stands beside it as JSON, rea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from marble_rl.bootstrap import Difference
-from marble_rl.report.wording import MINUS, number
+from marble_rl.report.axes import BOTTOM, LEFT, TOP, Frame, Mark, axes, drawing, scale, step_marks, tick_text
+from marble_rl.report.wording import number, shortened
 
-CHARACTER = 8
+CHARACTER = 8.6
 """Width of one in the labels at the ends of curves; they are larger on a phone, where the chart is scaled down."""
-LEFT, TOP, BOTTOM = 44, 12, 26
 MOST_NAME = 22
 """Characters of a name beside its row."""
 LINE = 14
@@ -36,6 +36,8 @@ class Line:
     """At its right end"""
     style: str = "line"
     """`line`, `dashed`, `dots` (faint, behind the lines) or `marks` (rings)"""
+    reach: Sequence[float] | None = None
+    """Half the width of a band around it: its 95 % interval"""
 
 
 @dataclass(frozen=True)
@@ -60,34 +62,6 @@ class Chart:
     """Beside the title"""
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """From values to places."""
-
-    width: float
-    height: float
-    right: float
-    x: tuple[float, float]
-    y: tuple[float, float]
-
-    def across(self, value: float) -> float:
-        low, high = self.x
-        return round(LEFT + (self.width - LEFT - self.right) * ((value - low) / (high - low) if high > low else 0.5), 1)
-
-    def down(self, value: float) -> float:
-        low, high = self.y
-        return round(TOP + (self.height - TOP - BOTTOM) * (1 - (value - low) / (high - low)), 1)
-
-    def hover(self, unit: str, x: Sequence[float], rows: list[dict[str, object]]) -> dict[str, object]:
-        return {
-            "plot": [LEFT, TOP, self.width - self.right, self.height - BOTTOM],
-            "x": [round(v, 1) for v in x],
-            "at": [self.across(v) for v in x],
-            "unit": unit,
-            "rows": rows,
-        }
-
-
 def line_chart(
     title: str,
     lines: Sequence[Line],
@@ -95,19 +69,26 @@ def line_chart(
     references: Sequence[Reference] = (),
     include: Sequence[float] = (),
     steps: tuple[float, float] | None = None,
+    places: dict[float, str] | None = None,
+    unit: str = "step",
     size: tuple[int, int] = (460, 240),
     note: str = "",
     colour: str = "",
     summary: str = "",
 ) -> Chart:
-    """Curves over steps. ``include`` are values that the y axis must reach, ``steps`` the ends of the x axis."""
+    """Curves over steps. ``include`` are values that the y axis must reach, ``steps`` the ends of the x axis.
+
+    ``places`` names every x, where it is another thing than steps; its ``unit`` stands before the name.
+    """
     xs = sorted({float(v) for line in lines for v in line.x})
-    everything = [*(v for line in lines for v in line.y), *(r.y for r in references), *include]
-    low, high, ticks = _scale(min(everything), max(everything))
+    ends = [y + side * r for line in lines for y, r in zip(line.y, line.reach or (), strict=False) for side in (-1, 1)]
+    everything = [*(v for line in lines for v in line.y), *ends, *(r.y for r in references), *include]
+    low, high, ticks = scale(min(everything), max(everything))
     labels = [line.label for line in lines if line.label] + [""]
     right = max(10.0, 12 + CHARACTER * max(len(label) for label in labels))
-    frame = _Frame(*size, right, steps or (xs[0], xs[-1]), (low, high))
-    parts = [_axes(frame, ticks), *(_reference(frame, reference, lines) for reference in references)]
+    frame = Frame(*size, right, steps or (xs[0], xs[-1]), (low, high))
+    marks = step_marks(*frame.x) if places is None else _named_marks(frame, places)
+    parts = [axes(frame, ticks, marks), *(_reference(frame, reference, lines) for reference in references)]
     order = {"dots": 0, "marks": 2}
     parts += [_draw(frame, line) for line in sorted(lines, key=lambda line: order.get(line.style, 1))]
     parts += _end_labels(frame, [line for line in lines if line.label])
@@ -115,9 +96,19 @@ def line_chart(
     for line in lines:
         known = {float(x): y for x, y in zip(line.x, line.y, strict=True)}
         values = [None if x not in known else number(known[x]) for x in xs]
-        places = [None if x not in known else frame.down(known[x]) for x in xs]
-        rows.append({"name": line.name, "colour": line.colour, "values": values, "y": places})
-    return Chart(title, _svg(frame, title, parts), frame.hover("step", xs, rows), note, colour, summary)
+        heights = [None if x not in known else frame.down(known[x]) for x in xs]
+        rows.append({"name": line.name, "colour": line.colour, "values": values, "y": heights})
+    names = None if places is None else [places[x] for x in xs]
+    return Chart(title, drawing(frame, title, parts), frame.hover(unit, xs, rows, names), note, colour, summary)
+
+
+def _named_marks(frame: Frame, places: dict[float, str]) -> list[Mark]:
+    """From the right, those that have room beside the one before."""
+    kept: list[Mark] = []
+    for x, name in sorted(places.items(), reverse=True):
+        if not kept or frame.across(kept[-1][0]) - frame.across(x) >= CHARACTER * (len(name) + 1):
+            kept.append((x, name, "middle"))
+    return kept
 
 
 def stacked_bars(
@@ -125,13 +116,13 @@ def stacked_bars(
 ) -> Chart:
     """Seconds of each stage (name, colour, seconds a step), one bar a step."""
     totals = [math.fsum(values[i] for _, _, values in stages) for i in range(len(steps))]
-    _, high, ticks = _scale(0.0, max(totals))
-    frame = _Frame(460, 240, 10.0, (min(steps) - 0.5, max(steps) + 0.5), (0.0, high))
+    _, high, ticks = scale(0.0, max(totals))
+    frame = Frame(460, 240, 10.0, (min(steps) - 0.5, max(steps) + 0.5), (0.0, high))
     room = (frame.width - LEFT - frame.right) / len(steps)
     bar = max(0.8, room * 0.8)
     # One path for each stage: a tenth of the size of as many rectangles.
     floor = [0.0] * len(steps)
-    parts = [_axes(frame, ticks, whole=(min(steps), max(steps)))]
+    parts = [axes(frame, ticks, step_marks(min(steps), max(steps)))]
     rows: list[dict[str, object]] = []
     for name, colour, values in stages:
         pieces = []
@@ -145,21 +136,22 @@ def stacked_bars(
         rows.append({"name": name, "colour": colour, "values": [f"{v:.2f} s" for v in values], "y": []})
     data = frame.hover("step", steps, rows)
     data["at"] = [round(LEFT + room * (i + 0.5), 1) for i in range(len(steps))]
-    return Chart(title, _svg(frame, title, parts), data, note)
+    return Chart(title, drawing(frame, title, parts), data, note)
 
 
-def forest(title: str, rows: Sequence[tuple[str, Difference, str]]) -> Chart:
+def forest(title: str, rows: Sequence[tuple[str, Difference, str]], *, width: float = 340.0, note: str = "") -> Chart:
     """Means with their intervals, one row for each (name, mean and interval, colour), on one scale."""
-    low, high, ticks = _scale(min(d.low for _, d, _ in rows), max(d.high for _, d, _ in rows))
-    names = [name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…" for name, _, _ in rows]
-    left, width, row = 14 + 6.6 * max(map(len, names)), 340.0, 24.0
+    low, high, ticks = scale(min(d.low for _, d, _ in rows), max(d.high for _, d, _ in rows))
+    names = [shortened(name, MOST_NAME) for name, _, _ in rows]
+    small = width < 400
+    left, row = 14 + (6.6 if small else CHARACTER) * max(map(len, names)), 24.0
     height = TOP + row * len(rows) + BOTTOM
 
     def across(value: float) -> float:
         return round(left + (width - left - 14) * (value - low) / (high - low), 1)
 
-    text = _tick_text(ticks)
-    shown = [tick for tick in ticks if low <= tick <= high][:: 2 if len(ticks) > 3 else 1]
+    text = tick_text(ticks)
+    shown = [tick for tick in ticks if low <= tick <= high][:: 2 if len(ticks) > 3 and small else 1]
     parts = []
     for tick in shown:
         x, kind = across(tick), "grid zero" if abs(tick) < 1e-12 else "grid"
@@ -174,7 +166,7 @@ def forest(title: str, rows: Sequence[tuple[str, Difference, str]]) -> Chart:
         dot = Markup('<circle class="dot" cx="{}" cy="{}" r="4.5"/>').format(across(found.mean), y)
         parts.append(Markup('<g class="interval {}">{}{}{}</g>').format(colour, label, whisker, dot))
     svg = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">{}</svg>')
-    return Chart(title, svg.format(width, height, title, Markup("").join(parts)), {})
+    return Chart(title, svg.format(width, height, title, Markup("").join(parts)), {}, note)
 
 
 def interval_mark(found: Difference, colour: str) -> Markup:
@@ -196,60 +188,7 @@ def interval_mark(found: Difference, colour: str) -> Markup:
     )  # fmt: skip
 
 
-def _svg(frame: _Frame, title: str, parts: Sequence[Markup]) -> Markup:
-    return Markup(
-        '<svg viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}" tabindex="0">{}<g class="hover"></g></svg>'
-    ).format(frame.width, frame.height, title, Markup("").join(parts))
-
-
-def _scale(low: float, high: float) -> tuple[float, float, list[float]]:
-    """Bounds that hold all values, and three to five round ticks between them."""
-    if high - low < 1e-9 * max(abs(high), abs(low), 1e-6):
-        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
-    rough = (high - low) / 4
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
-    bottom, top = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = [i * step for i in range(bottom, top + 1)]
-    room = 0.04 * (high - low)
-    return min(low - room, ticks[0]) if low < 0 or low - room > 0 else 0.0, max(high, ticks[-1]), ticks
-
-
-def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
-    """As many digits as tell the ticks apart."""
-    step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
-    if max(abs(tick) for tick in ticks) < 1e-3 or max(abs(tick) for tick in ticks) >= 1e5:
-        return lambda value: f"{value:.1e}".replace("-", MINUS) if value else "0"
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    digits += abs(round(step, digits) - step) > 1e-9 * step
-    return lambda value: f"{value:.{digits}f}".replace("-", MINUS)
-
-
-def _axes(frame: _Frame, ticks: Sequence[float], whole: tuple[float, float] | None = None) -> Markup:
-    text = _tick_text(ticks)
-    shown = [tick for tick in ticks if frame.y[0] - 1e-12 <= tick <= frame.y[1] + 1e-12]
-    end = frame.width - frame.right
-    parts = []
-    for tick in shown:
-        y, kind = frame.down(tick), "grid zero" if abs(tick) < 1e-12 else "grid"
-        label = Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(
-            LEFT - 6, y + 4, text(tick)
-        )
-        parts += [Markup('<path class="{}" d="M{} {}H{}"/>').format(kind, LEFT, y, end), label]
-    first, last = whole or frame.x
-    middle = round((first + last) / 2)
-    marks = [(first, "start"), *([(middle, "middle")] if last - first > 3 else []), (last, "end")]
-    for value, anchor in marks if last > first else [(first, "middle")]:
-        name = f"step {value:.0f}" if value == first else f"{value:.0f}"
-        parts.append(
-            Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>').format(
-                frame.across(value), frame.height - 8, anchor, name
-            )
-        )
-    return Markup("").join(parts)
-
-
-def _reference(frame: _Frame, reference: Reference, lines: Sequence[Line]) -> Markup:
+def _reference(frame: Frame, reference: Reference, lines: Sequence[Line]) -> Markup:
     """With its label at that end, and on that side, where the curves keep farthest away."""
     y, end = frame.down(reference.y), frame.width - frame.right
     reach = CHARACTER * len(reference.label)
@@ -267,18 +206,27 @@ def _reference(frame: _Frame, reference: Reference, lines: Sequence[Line]) -> Ma
     ).format(LEFT, y, end, x, base, anchor, reference.label)
 
 
-def _draw(frame: _Frame, line: Line) -> Markup:
+def _draw(frame: Frame, line: Line) -> Markup:
     places = [(frame.across(x), frame.down(y)) for x, y in zip(line.x, line.y, strict=True)]
     path = "M" + "L".join(f"{x:g} {y:g}" for x, y in places)
     if line.style in ("line", "dashed") and len(places) > 1:
-        return Markup('<path class="{} {}" d="{}"/>').format(line.style, line.colour, path)
+        band = _band(frame, line) if line.reach is not None else Markup("")
+        return band + Markup('<path class="{} {}" d="{}"/>').format(line.style, line.colour, path)
     radius = 2 if line.style == "dots" else 4
     dots = [Markup('<circle cx="{}" cy="{}" r="{}"/>').format(x, y, radius) for x, y in places]
     between = [Markup('<path d="{}"/>').format(path)] if line.style == "marks" else []
     return Markup('<g class="{} {}">{}</g>').format(line.style, line.colour, Markup("").join(between + dots))
 
 
-def _end_labels(frame: _Frame, lines: Sequence[Line]) -> list[Markup]:
+def _band(frame: Frame, line: Line) -> Markup:
+    """Forth along its upper edge and back along the lower one."""
+    sides = zip(line.x, line.y, line.reach or (), strict=True)
+    edges = [(frame.across(x), frame.down(y + r), frame.down(y - r)) for x, y, r in sides]
+    outline = [f"{x:g} {up:g}" for x, up, _ in edges] + [f"{x:g} {down:g}" for x, _, down in reversed(edges)]
+    return Markup('<path class="band {}" d="M{}z"/>').format(line.colour, "L".join(outline))
+
+
+def _end_labels(frame: Frame, lines: Sequence[Line]) -> list[Markup]:
     """Names at the right ends of curves, moved apart where they would overlap."""
     wanted = sorted(((frame.down(line.y[-1]), line) for line in lines), key=lambda pair: pair[0])
     places: list[float] = []

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from marble_rl.bootstrap import Difference
 from marble_rl.errors import InputError
 from marble_rl.report.charts import Chart, forest
 from marble_rl.report.evaluation import numbers
+from marble_rl.report.jobs import curves, peak_memory, pictures, read_jobs, shown_methods
 from marble_rl.report.page import render
+from marble_rl.report.pictures import Gallery, shown_cards
 from marble_rl.report.sections import PALETTE
 from marble_rl.report.verdicts import Answer, Verdict
-from marble_rl.report.wording import counted, duration, listed, number
+from marble_rl.report.wording import counted, duration, listed, memory, number
 
 FILE = "compare.json"
 COMPOSITE = "composite"
@@ -33,6 +37,7 @@ class Method:
     differences: dict[str, Difference]
     """To the method compared with, paired by seed"""
     seconds: float
+    per_step: float
     training: dict[str, float]
 
 
@@ -86,6 +91,7 @@ def _method(row: dict[str, Any]) -> Method:
         {name: _interval(found) for name, found in row["figures"].items()},
         {name: _interval(found) for name, found in row["differences"].items()},
         float(row["train_seconds"]),
+        float(row.get("seconds_per_step", 0)),
         numbers(row["training"]),
     )
 
@@ -97,6 +103,11 @@ def _interval(found: dict[str, Any]) -> Difference:
 
 def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
     found = read_comparison(folder)
+    jobs = read_jobs(folder)
+    shown = shown_methods([method.name for method in found.methods], found.against)
+    seed, prompts = pictures(jobs, shown)
+    gallery = Gallery([])
+    config = next((job for job in jobs if job.method == "marble"), jobs[0] if jobs else None)
     colour = {method.name: f"r{i % PALETTE}" for i, method in enumerate(found.methods)}
     return render(
         "comparison.html.j2",
@@ -107,8 +118,17 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
         verdicts=_verdicts(found),
         colours=colour,
         charts=_charts(found, colour),
+        curves=curves(jobs, shown, [n for n in found.rewards if n not in found.held_out], colour),
+        shown=shown,
+        cards=shown_cards(prompts, gallery),
+        seed=seed,
+        remarks=[*found.holes, *gallery.remarks],
         harmony=_harmony(found),
+        memory={name: memory(peak) for name, peak in peak_memory(jobs).items()},
+        config=config,
+        config_text="" if config is None else yaml.safe_dump(config.config, sort_keys=False, allow_unicode=True),
         minutes={method.name: duration(method.seconds) for method in found.methods if method.seconds},
+        per_step={method.name: duration(method.per_step) for method in found.methods if method.per_step},
         refresh_seconds=refresh_seconds,
         made=time.strftime("%Y-%m-%d %H:%M"),
     )

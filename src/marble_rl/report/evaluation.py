@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class StoredEvaluation:
     cards: tuple[PromptCard, ...]
     grid: Path | None
     """The picture of older evaluations, which kept no others"""
+    gains: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By prompt source, then by reward that applies there: the last weights' mean against the first's, in spreads"""
 
     @property
     def before(self) -> str:
@@ -75,7 +77,8 @@ def read_evaluation(folder: Path, remarks: list[str]) -> StoredEvaluation | None
 
 def _parse(tree: dict[str, Any], folder: Path) -> StoredEvaluation:
     weights = tree["weights"]
-    first = next(iter(weights.values()))["images"]
+    first, *_, last = [result["images"] for result in weights.values()] * (2 if len(weights) == 1 else 1)
+    spread = _spread(first)
     grid = folder / "grid.png"
     return StoredEvaluation(
         step=tree["step"],
@@ -86,11 +89,12 @@ def _parse(tree: dict[str, Any], folder: Path) -> StoredEvaluation:
             for name, found in tree["differences"].items()
             if len(numbers(found)) == 3
         },
-        spread=_spread(first),
+        spread=spread,
         prompts=len({(image["source"], image["index"]) for image in first}),
         images=len(first),
         cards=tuple(_card(entry, weights, folder) for entry in tree.get("pictures", [])),
         grid=grid if grid.is_file() else None,
+        gains=_gains(first, last, spread) if len(weights) > 1 else {},
     )
 
 
@@ -101,6 +105,18 @@ def _spread(images: list[dict[str, Any]]) -> dict[str, float]:
             by_reward.setdefault(name, {}).setdefault((image["source"], image["index"]), []).append(score)
     per_prompt = {name: [statistics.fmean(s) for s in prompts.values()] for name, prompts in by_reward.items()}
     return {name: statistics.stdev(means) for name, means in per_prompt.items() if len(means) > 1}
+
+
+def _gains(
+    before: list[dict[str, Any]], after: list[dict[str, Any]], spread: dict[str, float]
+) -> dict[str, dict[str, float]]:
+    changes: dict[str, dict[str, list[float]]] = {}
+    for one, other in zip(before, after, strict=True):
+        known, later = changes.setdefault(str(one["source"]), {}), numbers(other["scores"])
+        for name, score in numbers(one["scores"]).items():
+            if name in later and spread.get(name, 0) > 0:
+                known.setdefault(name, []).append((later[name] - score) / spread[name])
+    return {source: {n: statistics.fmean(v) for n, v in found.items()} for source, found in changes.items()}
 
 
 def _card(entry: dict[str, Any], weights: dict[str, Any], folder: Path) -> PromptCard:

@@ -15,8 +15,9 @@ from markupsafe import Markup
 from marble_rl import __version__
 from marble_rl.config import to_yaml
 from marble_rl.report import sections
+from marble_rl.report.gradients import diagnosis, specialists
 from marble_rl.report.guards import guards
-from marble_rl.report.pictures import Gallery, evaluation_cards, training_samples
+from marble_rl.report.pictures import Gallery, shown_cards, training_samples
 from marble_rl.report.reading import RunData
 from marble_rl.report.speed import speed, total_seconds
 from marble_rl.report.tables import evaluation_rows
@@ -62,10 +63,16 @@ def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | N
         rewards=sections.reward_curves(run),
         evaluation=run.evaluation,
         evaluation_rows=evaluation_rows(run),
-        cards=[] if run.evaluation is None else evaluation_cards(run.evaluation, gallery),
+        cards=[] if run.evaluation is None else shown_cards(run.evaluation.cards, gallery),
         old_grid=_old_grid(run, gallery),
         samples=training_samples(run, gallery),
-        measured=[sections.coefficients(run), sections.harmony(run), sections.signal(run)],
+        measured=[
+            sections.coefficients(run),
+            sections.harmony(run),
+            sections.signal(run),
+            diagnosis(run),
+            specialists(run),
+        ],
         guards=guards(run),
         speed=speed(run),
         config=to_yaml(run.config),

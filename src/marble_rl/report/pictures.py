@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from markupsafe import Markup
 from PIL import Image, ImageSequence
 
 from marble_rl.images import STILLS, grid_rows
-from marble_rl.report.evaluation import StoredEvaluation
+from marble_rl.report.evaluation import PromptCard
 from marble_rl.report.reading import RunData
 
 BUDGET = 2_000_000
@@ -99,10 +100,10 @@ def _stills(image: Image.Image) -> Image.Image:
     return strip
 
 
-def evaluation_cards(evaluation: StoredEvaluation, gallery: Gallery) -> list[ShownCard]:
+def shown_cards(prompts: Sequence[PromptCard], gallery: Gallery) -> list[ShownCard]:
     """Prompts with a picture under each of the weights."""
     cards = []
-    for card in evaluation.cards[:MOST_CARDS]:
+    for card in prompts[:MOST_CARDS]:
         first = card.shots[0].scores
         opened = [(shot, gallery.open(shot.file, SHOT)) for shot in card.shots]
         shots = [

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from marble_rl.config import RunConfig
-from marble_rl.errors import InputError
 from marble_rl.metrics import Metrics
+from marble_rl.report.diagnosis import StoredDiagnosis, read_diagnosis
 from marble_rl.report.evaluation import StoredEvaluation, numbers, read_evaluation
 from marble_rl.runfolder import RunFolder
 
@@ -44,6 +44,7 @@ class RunData:
     """When the last line was logged, in seconds since the epoch"""
     remarks: list[str] = field(default_factory=list)
     """What could not be read"""
+    diagnosis: StoredDiagnosis | None = None
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -77,22 +78,16 @@ class RunData:
 def read_run(path: Path) -> RunData:
     """Read a run folder of this version, or of an older one whose config is still understood."""
     folder = RunFolder(path)
-    try:
-        config = folder.load_config()
-    except InputError as error:
-        if not folder.exists:
-            raise
-        raise InputError(
-            f"cannot report on {path}: its config is not one that this version of marble reads. {error}"
-        ) from None
+    config = folder.load_config()
     remarks: list[str] = []
-    lines = _read_metrics(folder.metrics, remarks)
+    lines = read_metrics(folder.metrics, remarks)
     evaluation = read_evaluation(folder.evaluation, remarks)
+    diagnosis = read_diagnosis(folder.diagnosis, remarks)
     modified = folder.metrics.stat().st_mtime if folder.metrics.exists() else None
-    return RunData(path, config, lines, evaluation, _samples(folder.samples), modified, remarks)
+    return RunData(path, config, lines, evaluation, _samples(folder.samples), modified, remarks, diagnosis)
 
 
-def _read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
+def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
     """Complete lines by step; a line that is cut short, or a value that is not a finite number, is left out."""
     if not file.exists():
         remarks.append("There is no metrics.jsonl yet: nothing was logged.")

@@ -10,11 +10,20 @@ from marble_rl.config.schema import MarbleBalance
 from marble_rl.report.charts import Chart, Line, Reference, line_chart
 from marble_rl.report.reading import RunData, Series
 from marble_rl.report.statistics import smooth, thinned
-from marble_rl.report.wording import number
+from marble_rl.report.wording import number, shortened
 
 PALETTE = 10
 """Colours of rewards in style.css."""
 SMALL = (340, 190)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures with a name, what it means and its colour before each row."""
+
+    columns: list[str]
+    rows: list[tuple[str, str, str, list[str]]]
+    about: str
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,8 @@ class Section:
     """Why there are no charts"""
     more: str = ""
     """An explanation to unfold"""
+    table: Table | None = None
+    """Below the charts"""
 
 
 def colours(run: RunData) -> dict[str, str]:
@@ -39,7 +50,7 @@ def colours(run: RunData) -> dict[str, str]:
 def reward_curves(run: RunData) -> Section:
     text = (
         "The mean score of every step's images. Dots: single steps, which scatter since their prompts differ. "
-        "Line: smoothed. Rings: evaluations during training."
+        "Line: smoothed, with its 95 % interval. Rings: evaluations during training."
     )
     colour = colours(run)
     charts = []
@@ -77,8 +88,8 @@ def _raw_and_smooth(series: Series, colour: str) -> list[Line]:
     x, y = thinned(series.steps, series.values)
     if len(series.steps) < 8:
         return [Line("mean score", x, y, colour)]
-    _, curve = thinned(series.steps, smooth(series.steps, series.values))
-    return [Line("mean score", x, y, colour, style="dots"), Line("smoothed", x, curve, colour)]
+    smoothed, reach = (thinned(series.steps, part)[1] for part in smooth(series.steps, series.values))
+    return [Line("mean score", x, y, colour, style="dots"), Line("smoothed", x, smoothed, colour, reach=reach)]
 
 
 def coefficients(run: RunData) -> Section:
@@ -185,8 +196,4 @@ def _both(run: RunData, key: str) -> list[Line]:
 
 
 def _lines(found: dict[str, Series], colour: dict[str, str]) -> list[Line]:
-    return [Line(name, *thinned(s.steps, s.values), colour[name], _short(name)) for name, s in found.items()]
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 14 else f"{name[:13]}…"
+    return [Line(name, *thinned(s.steps, s.values), colour[name], shortened(name, 14)) for name, s in found.items()]

@@ -1,4 +1,4 @@
-"""Where the time of a run went."""
+"""Where the time of a run went, and how much memory it took."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from marble_rl.report.charts import Chart, stacked_bars
+from marble_rl.report.charts import Chart, Line, line_chart, stacked_bars
 from marble_rl.report.reading import RunData
 from marble_rl.report.statistics import thinned
-from marble_rl.report.wording import duration
+from marble_rl.report.wording import duration, memory
 
 STAGES = {
     "rollout": "sampling",
@@ -33,6 +33,7 @@ class Speed:
     stages: list[tuple[str, str, str, float]]
     """Name, colour, seconds in words, share of the whole"""
     facts: list[tuple[str, str]]
+    memory: Chart | None = None
 
 
 def speed(run: RunData) -> Speed:
@@ -49,7 +50,17 @@ def speed(run: RunData) -> Speed:
         spent = run.total(f"time/{stage}")
         stages.append((STAGES[stage], colour, duration(spent), spent / total if total else 0.0))
     chart = stacked_bars("Seconds a step", x, bars, note="Wall clock, by stage.")
-    return Speed([chart], stages, _speed_facts(run))
+    return Speed([chart], stages, _speed_facts(run), _memory(run))
+
+
+def _memory(run: RunData) -> Chart | None:
+    peak = run.series("memory/peak_mb")
+    if not peak:
+        return None
+    steps, values = thinned(peak.steps, peak.values)
+    note = "The highest use so far: what torch allocated on the GPU, or what the process held in the machine's memory."
+    lines = [Line("MiB", steps, values, "ink")]
+    return line_chart("Peak memory, MiB", lines, include=[0.0], note=note, summary=memory(max(peak.values)))
 
 
 def total_seconds(run: RunData) -> float:
@@ -69,6 +80,8 @@ def _speed_facts(run: RunData) -> list[tuple[str, str]]:
     if refreshes and others and statistics.median(others) > 0:
         ratio = statistics.median(refreshes) / statistics.median(others)
         facts.append(("gradients of a refresh, against other steps", f"{ratio:.1f} times as long"))
+    if peak := run.series("memory/peak_mb").values:
+        facts.append(("memory at the highest point", memory(max(peak))))
     scoring = run.total("time/scoring")
     if scoring:
         facts.append(("rewards at work, beside sampling", duration(scoring)))

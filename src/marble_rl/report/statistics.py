@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t as student
 
-from marble_rl.bootstrap import LEVEL, Difference
+from marble_rl.bootstrap import Difference
+from marble_rl.student import student_mean, student_reach
 
 LEAST_REFRESHES = 5
 """Below this nothing is said about a mean over refreshes."""
@@ -19,20 +19,29 @@ MOST_POINTS = 400
 """Of a curve that is drawn; longer ones are averaged down."""
 
 
-def smooth(steps: Sequence[int], values: Sequence[float]) -> list[float]:
+def smooth(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
     """Local linear regression with a Gaussian kernel of a twelfth of the run: no lag, and no bias where a curve ends.
+    With the half width of its pointwise 95 % interval.
 
-    At each x: the weighted least-squares line through the values, w_i = exp(-(x_i - x)^2 / 2 h^2), read off at x.
+    At each x: the weighted least-squares line through the values, w_i = exp(-(x_i - x)^2 / 2 h^2), read off at x. It is
+    a linear map of the values, curve = L y, so its variance is s^2 sum_i L_xi^2, with s^2 = |y - L y|^2 / (n - tr L):
+    prompts are drawn anew for every rollout, so the noise of one step tells little about the next.
     """
     x, y = np.asarray(steps, float), np.asarray(values, float)
     bandwidth = max((x[-1] - x[0]) / 12, 1.0)
     offsets = x[None] - x[:, None]
     weights = np.exp(-0.5 * (offsets / bandwidth) ** 2)
-    s0, s1, s2 = (np.sum(weights * offsets**power, axis=1) for power in range(3))
-    t0, t1 = weights @ y, (weights * offsets) @ y
+    s0, s1, s2 = (np.sum(weights * offsets**power, axis=1)[:, None] for power in range(3))
     determinant = s0 * s2 - s1**2
-    line = (s2 * t0 - s1 * t1) / np.where(determinant > 1e-12 * s0**2, determinant, 1.0)
-    return [float(v) for v in np.where(determinant > 1e-12 * s0**2, line, t0 / s0)]
+    solvable = determinant > 1e-12 * s0**2
+    line = weights * (s2 - s1 * offsets) / np.where(solvable, determinant, 1.0)
+    smoother = np.where(solvable, line, weights / s0)  # one value alone has no slope
+    curve = smoother @ y
+    freedom = len(y) - float(np.trace(smoother))
+    if freedom < 1:
+        return curve.tolist(), [0.0] * len(y)
+    noise = float(np.sum((y - curve) ** 2)) / freedom
+    return curve.tolist(), [student_reach(noise * float(row @ row), freedom) for row in smoother]
 
 
 def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -44,11 +53,7 @@ def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float],
 
 def mean_interval(values: Sequence[float]) -> Difference | None:
     """Mean of independent values with Student's 95 % interval; None for fewer than `LEAST_REFRESHES`."""
-    if len(values) < LEAST_REFRESHES:
-        return None
-    mean = float(np.mean(values))
-    reach = _reach(float(np.var(values, ddof=1)) / len(values), len(values) - 1)
-    return Difference(mean, mean - reach, mean + reach)
+    return None if len(values) < LEAST_REFRESHES else Difference(*student_mean(values))
 
 
 def rise(values: Sequence[float]) -> Difference | None:
@@ -64,7 +69,7 @@ def rise(values: Sequence[float]) -> Difference | None:
     difference = float(parts[1].mean() - parts[0].mean())
     total = sum(errors)
     spread = sum(error**2 / (len(part) - 1) for error, part in zip(errors, parts, strict=True))
-    reach = _reach(total, total**2 / spread) if spread > 0 else 0.0
+    reach = student_reach(total, total**2 / spread) if spread > 0 else 0.0
     return Difference(difference, difference - reach, difference + reach)
 
 
@@ -94,8 +99,3 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     a, b = a - a.mean(), b - b.mean()
     size = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / size if size > 0 else 0.0
-
-
-def _reach(squared_error: float, freedom: float) -> float:
-    """Half the width of a 95 % interval."""
-    return float(student.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(squared_error)

@@ -9,7 +9,9 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Literal
 
+from marble_rl.bootstrap import Difference
 from marble_rl.config.schema import MarbleBalance
+from marble_rl.report.diagnosis import StoredDiagnosis
 from marble_rl.report.guards import guards
 from marble_rl.report.reading import RunData
 from marble_rl.report.statistics import LEAST_REFRESHES, LEAST_STEPS, mean_interval, rank_correlation, rise
@@ -38,6 +40,8 @@ def verdicts(run: RunData) -> list[Verdict]:
         found.append(held_out_rewards_follow(run))
     if isinstance(run.config.balance, MarbleBalance):
         found += [serves_every_reward(run), better_than_weighted_sum(run), enough_signal(run), follows_difficulty(run)]
+    if run.diagnosis is not None:
+        found.append(fewer_conflicts(run.diagnosis))
     return [*found, nothing_went_wrong(run)]
 
 
@@ -135,6 +139,36 @@ def better_than_weighted_sum(run: RunData) -> Verdict:
         return Verdict(claim, "no", "The weighted sum would have served the worst-served reward better.", figures)
     text = "Cannot be told: the difference is within the noise of these batches."
     return Verdict(claim, "unknown", text, figures)
+
+
+def fewer_conflicts(found: StoredDiagnosis) -> Verdict:
+    """On batches that neither direction was made from. Intervals that touch say nothing."""
+    claim = "On fresh batches, does MARBLE work against rewards less often than their weighted sum?"
+    named = [found.direction(name) for name in ("marble", "weighted_sum")]
+    known = [d for d in named if d is not None and {"min_cos", "conflict"} <= set(d.other)]
+    if len(known) < 2:
+        return Verdict(claim, "unknown", "Cannot be told: the diagnosis did not measure both of them.")
+    figures = [
+        f"{d.name}: conflict rate {_spanned(d.other['conflict'])} in another batch"
+        f"{f', {_spanned(own)} in its own' if (own := d.own.get('conflict')) else ''}; "
+        f"worst cosine {number(d.other['min_cos'].mean, signed=True)} ({interval(d.other['min_cos'])})"
+        for d in known
+    ]
+    figures.append(f"{found.batches} batches of {found.images} images")
+    ours, theirs = (d.other["conflict"] for d in known)
+    if ours.high < theirs.low:
+        return Verdict(
+            claim, "yes", "Its direction conflicts with a reward less often, beyond both intervals.", figures
+        )
+    if ours.low > theirs.high:
+        return Verdict(claim, "no", "The weighted sum conflicts with a reward less often.", figures)
+    text = "Cannot be told: the intervals of the two conflict rates overlap."
+    return Verdict(claim, "unknown", text, figures)
+
+
+def _spanned(found: Difference) -> str:
+    ends = f" ({number(found.low)} to {number(found.high)})" if found.high > found.low else ""
+    return f"{number(found.mean)}{ends}"
 
 
 def enough_signal(run: RunData) -> Verdict:

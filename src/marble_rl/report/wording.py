@@ -41,6 +41,10 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def memory(mebibytes: float) -> str:
+    return f"{mebibytes:.0f} MiB" if mebibytes < 1024 else f"{mebibytes / 1024:.1f} GiB"
+
+
 def counted(count: int, thing: str) -> str:
     """`three rewards`, `1 step`."""
     return f"{count_word(count)} {thing}{'' if count == 1 else 's'}"
@@ -54,3 +58,8 @@ def listed(words: Sequence[str]) -> str:
     """`a, b and c`."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def shortened(text: str, most: int) -> str:
+    """At most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…" if most > 1 else ""

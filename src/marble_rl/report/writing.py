@@ -49,6 +49,6 @@ def watch_report(folder: Path, out: Path | None, on_built: Callable[[Path], None
 
 def _state(folder: Path) -> object:
     """Changes whenever a page would."""
-    names = ("metrics.jsonl", "samples", "evaluation/scores.json", "compare.json")
+    names = ("metrics.jsonl", "samples", "evaluation/scores.json", "diagnosis/diagnosis.json", "compare.json")
     watched = [folder / name for name in names]
     return [file.stat().st_mtime_ns if file.exists() else None for file in watched]

@@ -1,0 +1,108 @@
+"""What `marble diagnose` left in RUN/diagnosis/diagnosis.json, with whatever directions it compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marble_rl.bootstrap import Difference
+from marble_rl.report.evaluation import is_number, numbers
+
+
+@dataclass(frozen=True)
+class Direction:
+    """How one way to combine the rewards serves the one it serves least: means over batches with 95 % intervals."""
+
+    name: str
+    meaning: str
+    own: dict[str, Difference]
+    """`min_cos` and `conflict`, with the gradients of the batch that it was made from"""
+    other: dict[str, Difference]
+    """With those of independent batches"""
+    step: Difference | None
+    """Smallest cosine of the step that AdamW would take, on independent batches"""
+
+
+@dataclass(frozen=True)
+class StoredDiagnosis:
+    """Gradients of one checkpoint on fresh batches."""
+
+    rewards: list[str]
+    step: int | None
+    batches: int
+    images: int
+    """In each batch"""
+    directions: list[Direction]
+    cosines: list[list[float | None]]
+    """Between the rewards' true gradients; None where one is lost in noise"""
+    signal: dict[float, list[float | None]]
+    """By batch size relative to the run's, for each reward"""
+    norms: list[float]
+    """Of each batch's min-norm point"""
+    combined: list[float]
+    """Of each batch's combined gradient, in units of the rewards' mean length"""
+    near_zero: float
+    """Share of batches with a min-norm point next to nothing"""
+    conflict: list[tuple[float, float, float]]
+    """Constructed: strength, smallest cosine of the min-norm direction and of the sum"""
+    samples: list[tuple[str, str, list[float | None]]]
+    """Source, prompt, advantage of each reward; None where it does not apply"""
+
+    def direction(self, name: str) -> Direction | None:
+        return next((found for found in self.directions if found.name == name), None)
+
+
+def read_diagnosis(folder: Path, remarks: list[str]) -> StoredDiagnosis | None:
+    """None, with a remark where there is something that cannot be read."""
+    file = folder / "diagnosis.json"
+    if not file.exists():
+        return None
+    try:
+        return _parse(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        remarks.append(
+            f"diagnosis/diagnosis.json is not what this version of marble writes ({type(error).__name__}: {error}); "
+            "it was left out. Run marble diagnose again."
+        )
+        return None
+
+
+def _parse(tree: dict[str, Any]) -> StoredDiagnosis:
+    rewards = [str(name) for name in tree["names"]]
+    meanings, applied = tree.get("meanings", {}), tree.get("applied", {})
+    directions = []
+    for name, figures in tree["directions"].items():
+        step = _estimates(applied.get(name, {})).get("min_cos")
+        own, other = _estimates(figures["in_batch"]), _estimates(figures["independent"])
+        directions.append(Direction(str(name), str(meanings.get(name, "")), own, other, step))
+    found = StoredDiagnosis(
+        rewards,
+        tree["step"],
+        int(tree["batches"]),
+        int(tree["images"]),
+        directions,
+        [_known(row, rewards) for row in tree["cosines"]],
+        {float(size): _known(row, rewards) for size, row in sorted(tree["signal"].items(), key=lambda x: float(x[0]))},
+        [float(value) for value in tree["qp"]["norm"]],
+        [float(value) for value in tree["qp"]["combined"]],
+        float(tree["qp"]["near_zero"]),
+        [(float(c["strength"]), float(c["min_cos"]), float(c["weighted_sum_min_cos"])) for c in tree["conflict"]],
+        [(str(s["source"]), str(s["prompt"]), _known(s["advantages"], rewards)) for s in tree["samples"]],
+    )
+    if not (found.rewards and found.directions and found.norms and len(found.cosines) == len(rewards)):
+        raise ValueError("it has no directions, or not a cosine for every reward")
+    return found
+
+
+def _estimates(figures: dict[str, Any]) -> dict[str, Difference]:
+    known = {name: numbers(found) for name, found in figures.items()}
+    ends = ("mean", "low", "high")
+    return {name: Difference(*(f[end] for end in ends)) for name, f in known.items() if set(ends) <= set(f)}
+
+
+def _known(row: list[Any], rewards: list[str]) -> list[float | None]:
+    if len(row) != len(rewards):
+        raise ValueError(f"{len(row)} values for {len(rewards)} rewards")
+    return [float(value) if is_number(value) else None for value in row]

@@ -1,0 +1,114 @@
+"""The jobs behind a comparison, as far as their folders are still there: curves, memory, pictures and the config."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marble_rl.metrics import Metrics
+from marble_rl.report.charts import Chart, Line, line_chart
+from marble_rl.report.evaluation import PromptCard, Shot, read_evaluation
+from marble_rl.report.reading import read_metrics
+from marble_rl.report.statistics import smooth, thinned
+from marble_rl.report.wording import shortened
+
+MOST_METHODS = 6
+"""In curves and pictures, where more would hide each other."""
+MOST_PROMPTS = 8
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """One seed of one method."""
+
+    method: str
+    seed: int
+    config: dict[str, Any]
+    folder: Path
+    lines: list[Metrics]
+    """Of its run; empty where it left none, or its folder was removed"""
+
+
+def read_jobs(folder: Path) -> list[StoredJob]:
+    """Those that finished. What cannot be read is left out: the table does not depend on it."""
+    found = []
+    for file in sorted((folder / "jobs").glob("*.json")):
+        try:
+            tree = json.loads(file.read_text(encoding="utf-8"))
+            if tree["failed"] is None:
+                home = file.with_suffix("")
+                metrics = home / "run" / "metrics.jsonl"
+                lines = read_metrics(metrics, []) if metrics.exists() else []
+                found.append(StoredJob(str(tree["method"]), int(tree["seed"]), dict(tree["config"]), home, lines))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def shown_methods(methods: Sequence[str], against: str | None) -> list[str]:
+    """In the order of the table; where there are too many, the first ones beside those that matter most."""
+    first = [name for name in ("base", against, "marble") if name in methods]
+    chosen = [*first, *(name for name in methods if name not in first)][:MOST_METHODS]
+    return [name for name in methods if name in chosen]
+
+
+def peak_memory(jobs: Sequence[StoredJob]) -> dict[str, float]:
+    """By method, in MiB: the highest of its seeds."""
+    peaks: dict[str, float] = {}
+    for job in jobs:
+        for line in job.lines:
+            peaks[job.method] = max(peaks.get(job.method, 0.0), line.get("memory/peak_mb", 0.0))
+    return {method: peak for method, peak in peaks.items() if peak > 0}
+
+
+def curves(
+    jobs: Sequence[StoredJob], methods: Sequence[str], rewards: Sequence[str], colour: dict[str, str]
+) -> list[Chart]:
+    """Of each reward during training: the mean over a method's seeds, smoothed, with its 95 % interval."""
+    charts = []
+    for reward in rewards:
+        lines = []
+        for method in methods:
+            by_step: dict[int, list[float]] = {}
+            for line in (line for job in jobs if job.method == method for line in job.lines):
+                if f"reward/{reward}" in line:
+                    by_step.setdefault(int(line["step"]), []).append(line[f"reward/{reward}"])
+            if len(by_step) > 1:
+                steps = sorted(by_step)
+                means = [statistics.fmean(by_step[step]) for step in steps]
+                x, _ = thinned(steps, means)
+                curve, reach = (thinned(steps, part)[1] for part in smooth(steps, means))
+                lines.append(Line(method, x, curve, colour[method], shortened(method, 14), reach=reach))
+        if lines:
+            charts.append(line_chart(reward, lines))
+    return charts
+
+
+def pictures(jobs: Sequence[StoredJob], methods: Sequence[str]) -> tuple[int | None, list[PromptCard]]:
+    """A seed that all of these methods have, and prompts with a picture of each: the same prompt and the same noise."""
+    seeds = [{job.seed for job in jobs if job.method == method} for method in methods]
+    common = sorted(set.intersection(*seeds)) if seeds else []
+    if not common:
+        return None, []
+    by_prompt: dict[tuple[str, str], list[Shot]] = {}
+    for method in methods:
+        job = next(job for job in jobs if (job.method, job.seed) == (method, common[0]))
+        evaluation = read_evaluation(job.folder / "evaluation", [])
+        for card in () if evaluation is None else evaluation.cards:
+            shot = card.shots[-1]
+            by_prompt.setdefault((card.source, card.prompt), []).append(Shot(method, shot.file, shot.scores))
+    return common[0], _spread([PromptCard(text, source, tuple(s)) for (source, text), s in by_prompt.items()])
+
+
+def _spread(cards: Sequence[PromptCard]) -> list[PromptCard]:
+    """At most `MOST_PROMPTS`, from every source in turn."""
+    place: dict[str, int] = {}
+    ranked = []
+    for card in cards:
+        place[card.source] = place.get(card.source, 0) + 1
+        ranked.append((place[card.source], card))
+    return [card for _, card in sorted(ranked, key=lambda pair: pair[0])[:MOST_PROMPTS]]
