@@ -37,6 +37,7 @@ def write_comparison(folder: Path) -> Path:
         "holes": [{"method": "gdpo", "seed": 3, "stage": "train", "exit_code": 3, "last_line": "<b>full</b>"}],
         "prompts": 8,
         "images_per_prompt": 2,
+        "claims": [{"claim": "It beats <i>", "paper": "+1 < +2", "verdict": "not confirmed", "text": "0 & 1"}],
     }
     (folder / "compare.json").write_text(json.dumps(tree))
     return folder

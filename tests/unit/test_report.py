@@ -412,6 +412,8 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
         "one seed: over its prompts, another training may differ",
         "gdpo seed 3: train ended with exit code 3: <b>full</b>",
         "0.125",
+        "It beats <i>",
+        "in the paper: +1 < +2",
     ):
         assert text in page.text
     assert page.of("i") == [attributes for attributes in page.of("i") if "swatch" in str(attributes["class"])]

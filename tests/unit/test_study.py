@@ -89,7 +89,10 @@ def test_what_cannot_be_told_apart_is_not_confirmed() -> None:
 
 def test_a_method_that_was_not_run_is_not_judged() -> None:
     found = better("marble", "dropout")(study({"marble": HIGH}))
-    assert (found.verdict, found.text) == ("not measured", "No results of dropout.")
+    assert (found.verdict, found.text) == ("not measured", "There are not two seeds of dropout yet.")
+    jobs = [job("marble", 0, HIGH), job("marble", 1, HIGH), job("uniform", 1, LOW), job("uniform", 2, LOW)]
+    found = better("marble", "uniform")(Study(jobs, {}))
+    assert (found.verdict, found.text) == ("not measured", "There are not two common seeds of marble and uniform yet.")
 
 
 def test_a_claim_of_two_parts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +19,8 @@ from marble_rl.compare.table import Comparison, compare_results
 from marble_rl.config import RunConfig, suggestion
 from marble_rl.errors import InputError, MarbleError
 from marble_rl.interrupts import Interrupts
+from marble_rl.study.claims import judged_here
+from marble_rl.study.findings import read_study
 
 
 class JobsFailed(MarbleError):
@@ -68,6 +71,7 @@ def make_table(out: Path, *, against: str | None) -> Comparison:
     if all(result.failed for result in results.values()):
         raise JobsFailed(f"every job crashed, so there is no table; what they printed is in {out / JOBS}/*.log")
     comparison = compare_results(list(results.values()), against)
+    comparison = replace(comparison, claims=judged_here(read_study(out)))
     write_report(comparison, out)
     return comparison
 

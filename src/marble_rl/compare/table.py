@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from marble_rl.compare.figures import Figures
 from marble_rl.compare.methods import known_methods
@@ -63,6 +63,8 @@ class Comparison:
     images_per_prompt: int
     versions: list[dict[str, str]]
     """Each once; more than one if results were made with different ones."""
+    claims: list[dict[str, str]] = field(default_factory=list)
+    """Of the paper, as far as these results decide them (study/claims.py): claim, paper, verdict, text."""
 
     @property
     def columns(self) -> list[str]:

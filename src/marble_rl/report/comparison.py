@@ -23,6 +23,7 @@ from marble_rl.report.wording import counted, duration, listed, memory, number
 
 FILE = "compare.json"
 COMPOSITE = "composite"
+ANSWERS: dict[str, Answer] = {"confirmed": "yes", "partly": "partly", "not confirmed": "no"}
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class StoredComparison:
     holes: list[str]
     prompts: int
     images_per_prompt: int
+    claims: list[Verdict]
+    """Of the paper, as far as these results decide them"""
 
     @property
     def columns(self) -> list[str]:
@@ -75,12 +78,18 @@ def read_comparison(folder: Path) -> StoredComparison:
             ],
             int(tree["prompts"]),
             int(tree["images_per_prompt"]),
+            [_claim(claim) for claim in tree.get("claims", [])],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{folder / FILE} is not what this version of marble compare writes ({type(error).__name__}: {error}). "
             f"Make it anew: marble compare {folder} --table-only"
         ) from None
+
+
+def _claim(found: dict[str, str]) -> Verdict:
+    answer = ANSWERS[found["verdict"]]
+    return Verdict(found["claim"], answer, found["text"], [f"in the paper: {found['paper']}"])
 
 
 def _method(row: dict[str, Any]) -> Method:

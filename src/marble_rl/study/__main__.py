@@ -12,10 +12,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.picture import draw
 from marble_rl.errors import InputError
 from marble_rl.storage import write_bytes
-from marble_rl.study.findings import DIAGNOSES, read_study
+from marble_rl.study.findings import DIAGNOSES, diagnoses_in, read_study
 from marble_rl.study.page import results_page
 
 KEPT = Path("docs/results")
@@ -25,19 +26,16 @@ PICTURE = Path("docs/images/study.png")
 
 def take(study: Path) -> None:
     """Copy what the page needs of a study's folder: the jobs' JSONs, and diagnoses without their samples."""
-    jobs = sorted((study / "jobs").glob("*.json"))
-    if not jobs:
-        raise InputError(f"--take: no results of jobs in {study / 'jobs'}; give the --out of marble compare")
+    read_study(study)
     shutil.rmtree(KEPT, ignore_errors=True)
-    for folder in (KEPT / "jobs", KEPT / DIAGNOSES):
+    for folder in (KEPT / JOBS, KEPT / DIAGNOSES):
         folder.mkdir(parents=True)
-    for file in jobs:
-        shutil.copy(file, KEPT / "jobs" / file.name)
-        diagnosis = study / "jobs" / file.stem / "run" / "diagnosis" / "diagnosis.json"
-        if diagnosis.exists():
-            tree = json.loads(diagnosis.read_text(encoding="utf-8"))
-            tree.pop("samples")
-            write_bytes(KEPT / DIAGNOSES / file.name, (json.dumps(tree, indent=1) + "\n").encode())
+    for file in (study / JOBS).glob("*.json"):
+        shutil.copy(file, KEPT / JOBS / file.name)
+    for job, file in diagnoses_in(study).items():
+        tree = json.loads(file.read_text(encoding="utf-8"))
+        tree.pop("samples", None)
+        write_bytes(KEPT / DIAGNOSES / f"{job}.json", (json.dumps(tree, indent=1) + "\n").encode())
 
 
 def main() -> int:

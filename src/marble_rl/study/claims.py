@@ -16,8 +16,7 @@ from marble_rl.report.wording import listed, number
 from marble_rl.study.findings import Study
 
 Verdict = Literal["confirmed", "partly", "not confirmed", "not testable here", "not measured"]
-REPORTED = ("geneval", "ocr", "hpsv2")
-"""Rewards that the paper reports for its ablations."""
+DECIDED = ("confirmed", "partly", "not confirmed")
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Claim:
     paper: str
     """The figures that it rests on there."""
     judge: Callable[[Study], Finding]
+    apart: bool = False
+    """No job decides it."""
 
 
 def better(method: str, other: str) -> Callable[[Study], Finding]:
@@ -169,9 +170,9 @@ def estimate(found: Mapping[str, float]) -> str:
 
 
 def _missing(study: Study, *methods: str) -> Finding:
-    return Finding(
-        "not measured", f"No results of {listed([m for m in methods if not study.has(m)] or ['two seeds'])}."
-    )
+    lacking = [method for method in methods if not study.has(method)]
+    seeds = f"two seeds of {listed(lacking)}" if lacking else f"two common seeds of {listed(methods)}"
+    return Finding("not measured", f"There are not {seeds} yet.")
 
 
 JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
@@ -242,6 +243,7 @@ PAPER = (
         "It costs what a single reward costs",
         "0.97x the speed of the weighted sum every 10 steps, 0.56x in every step; memory 1.14x",
         fixed("confirmed", "`marble bench`, not this study: [performance.md](performance.md)."),
+        apart=True,
     ),
     Claim(
         "The scores on SD3.5 Medium",
@@ -266,6 +268,17 @@ OURS = {
 
 def judge_paper(study: Study) -> list[tuple[Claim, Finding]]:
     return [(claim, claim.judge(study)) for claim in PAPER]
+
+
+def judged_here(study: Study) -> list[dict[str, str]]:
+    """The paper's claims that these results decide, for a comparison's own files."""
+    judged = [
+        (claim, finding) for claim, finding in judge_paper(study) if finding.verdict in DECIDED and not claim.apart
+    ]
+    return [
+        {"claim": claim.text, "paper": claim.paper, "verdict": finding.verdict, "text": finding.text}
+        for claim, finding in judged
+    ]
 
 
 def judge_ours(study: Study) -> list[tuple[Claim, Finding]]:

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.results import JobResult, read_results
 from marble_rl.compare.statistics import COMPOSITE, Interval, over_seeds
 from marble_rl.compare.table import Comparison, Row, compare_results
 from marble_rl.errors import InputError
 
 DIAGNOSES = "diagnoses"
+LEAST_SEEDS = 2
 
 
 class Study:
@@ -31,7 +33,9 @@ class Study:
         return [name for name in self.table.rewards if name not in self.table.held_out]
 
     def has(self, *methods: str) -> bool:
-        return set(methods) <= {row.method for row in self.table.rows}
+        """Whether all were run with the same seeds, two at least: with one nobody knows what another would give."""
+        seeds = [{r.seed for r in self.results if r.method == method} for method in methods]
+        return len(set.intersection(*seeds)) >= LEAST_SEEDS
 
     def row(self, method: str) -> Row:
         return next(row for row in self.table.rows if row.method == method)
@@ -54,9 +58,15 @@ class Study:
 
 
 def read_study(folder: Path) -> Study:
-    """FOLDER/jobs/*.json and FOLDER/diagnoses/*.json."""
+    """FOLDER/jobs/*.json and FOLDER/diagnoses/*.json, or the diagnoses that stand in the jobs' run folders."""
     results = [result for result in read_results(folder).values() if result.failed is None]
     if not results:
-        raise InputError(f"{folder}: no results of jobs in {folder / 'jobs'}; give the --out of a comparison")
-    files = sorted((folder / DIAGNOSES).glob("*.json"))
-    return Study(results, {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files})
+        raise InputError(f"{folder}: no results of jobs in {folder / JOBS}; give the --out of a comparison")
+    return Study(results, {name: json.loads(file.read_text("utf-8")) for name, file in diagnoses_in(folder).items()})
+
+
+def diagnoses_in(folder: Path) -> dict[str, Path]:
+    """By job."""
+    beside = {file.stem: file for file in sorted((folder / DIAGNOSES).glob("*.json"))}
+    inside = sorted((folder / JOBS).glob("*/run/diagnosis/diagnosis.json"))
+    return beside | {file.parents[2].name: file for file in inside}
