@@ -77,6 +77,7 @@ def test_marble_is_the_papers_whatever_the_config_says() -> None:
         "marble_rho09": {"ema_decay": 0.9},
         "marble_alpha_over_norm": {"apply": "alpha_over_norm"},
         "marble_gram": {"smooth": "gram"},
+        "marble_smooth_every_step": {"refresh_every": 1, "smooth": "gram", "ema_decay": 0.965},
         "marble_noise_aware": {"smooth": "gram", "solver": "noise_aware"},
         "marble_adam_metric": {"metric": "adam"},
         "marble_late_uniform": {"uniform_after": 48},

@@ -19,6 +19,8 @@ SCHEDULE = ((800, 1), (300, 2), (200, 1), (200, 2), (100, 3))
 """The paper's hand-made schedule: (steps, reward). Scaled to the budget; see `sequential_stages`."""
 LATE = 0.8
 """Where the late uniform stage begins, as a share of the steps. Ours: the paper says "a short stage" only."""
+SLOW = 0.965
+"""0.7 ** (1 / 10): in every step, what the paper's rho is every 10 steps."""
 DOUBLED = 0.4
 """Share of the rewards that the paper's weights 1:1:1:2:2 double: the last two of five."""
 
@@ -93,6 +95,13 @@ FIXED = {
         _marble("marble_rho09", "MARBLE, rho 0.9", ema_decay=0.9),
         _marble("marble_alpha_over_norm", "MARBLE, coefficients over cached gradient norms", apply="alpha_over_norm"),
         _marble("marble_gram", "MARBLE, gradient products smoothed instead of solutions", smooth="gram"),
+        _marble(
+            "marble_smooth_every_step",
+            "MARBLE in every step, gradient products smoothed over as many steps as in the paper",
+            refresh_every=1,
+            smooth="gram",
+            ema_decay=SLOW,
+        ),
         _marble("marble_noise_aware", "MARBLE, the noise-aware problem", smooth="gram", solver="noise_aware"),
         _marble("marble_adam_metric", "MARBLE, gradients measured as AdamW steps", metric="adam"),
     )
