@@ -109,8 +109,8 @@ FIXED = {
 
 JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
 VARIANTS = (
-    *("marble_alpha_over_norm", "marble_gram", "marble_noise_aware", "marble_adam_metric"),
-    "marble_late_uniform",
+    *("marble_alpha_over_norm", "marble_smooth_every_step", "marble_gram", "marble_noise_aware"),
+    *("marble_adam_metric", "marble_late_uniform"),
 )
 ABLATIONS = (
     *("marble_no_norm", "marble_every_step", "marble_n5", "marble_n20", "marble_rho01", "marble_rho09"),
