@@ -18,7 +18,7 @@ from marble_rl.distributed import launched
 from marble_rl.errors import InputError
 
 COMMANDS: dict[Callable[..., None], str] = {
-    train: "train configs/tiny.yaml --set trainer.steps=5 --out runs/try",
+    train: "train configs/mini-demo.yaml --set trainer.steps=5 --out runs/try",
     sample: "sample runs/first --prompt 'a red ball' --images 4 --seed 7",
     evaluate: "evaluate runs/first --weights base --weights ema --images 4",
     report: "report runs/first --watch",
@@ -32,7 +32,7 @@ COMMANDS: dict[Callable[..., None], str] = {
 app = typer.Typer(
     name="marble",
     help="Fine-tune a diffusion or flow-matching model on many rewards at once, without reward weights.",
-    epilog="Start with: marble train configs/tiny.yaml --out runs/first",
+    epilog="Start with: marble train configs/mini-demo.yaml --out runs/first",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

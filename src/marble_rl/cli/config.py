@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look at a config before running it.", no_args_is_help=True)
 
 
-@app.command("show", epilog="Example: marble config show configs/tiny.yaml --set trainer.steps=5")
+@app.command("show", epilog="Example: marble config show configs/mini-demo.yaml --set trainer.steps=5")
 def config_show(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -60,7 +60,7 @@ def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, l
     return found.to_json(), describe(found, run, device)
 
 
-@app.command("check", epilog="Example: marble config check configs/tiny.yaml")
+@app.command("check", epilog="Example: marble config check configs/mini-demo.yaml")
 def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Check a config, its prompts and its rewards, without loading a model."""
     from marble_rl.config import load_config
