@@ -79,6 +79,7 @@ BALANCES: dict[str, dict[str, Any]] = {
     "without normalisation": {"type": "marble", "refresh_every": 2, "normalize": False},
     "averaged products": {"type": "marble", "refresh_every": 2, "smooth": "gram"},
     "divided by norms": {"type": "marble", "refresh_every": 2, "apply": "alpha_over_norm"},
+    "unit gradients, equal": {"type": "marble", "refresh_every": 2, "solver": "equal", "apply": "alpha_over_norm"},
     "noise-aware": {"type": "marble", "refresh_every": 2, "smooth": "gram", "solver": "noise_aware"},
     "Adam's metric": {"type": "marble", "refresh_every": 2, "metric": "adam"},
     "late uniform stage": {"type": "marble", "refresh_every": 2, "uniform_after": 3},

@@ -76,13 +76,14 @@ def test_marble_is_the_papers_whatever_the_config_says() -> None:
         "marble_rho01": {"ema_decay": 0.1},
         "marble_rho09": {"ema_decay": 0.9},
         "marble_alpha_over_norm": {"apply": "alpha_over_norm"},
+        "unit_mean": {"solver": "equal", "apply": "alpha_over_norm"},
         "marble_gram": {"smooth": "gram"},
         "marble_smooth_every_step": {"refresh_every": 1, "smooth": "gram", "ema_decay": 0.965},
         "marble_noise_aware": {"smooth": "gram", "solver": "noise_aware"},
         "marble_adam_metric": {"metric": "adam"},
         "marble_late_uniform": {"uniform_after": 48},
     }
-    assert {name for name in balances if name.startswith("marble_")} == changed.keys()
+    assert {name for name in balances if name.startswith("marble_")} | {"unit_mean"} == changed.keys()
     for name, change in changed.items():
         assert balances[name] == paper.model_copy(update=change)
 

@@ -120,6 +120,29 @@ def test_before_the_first_refresh_and_in_the_uniform_stage_there_are_no_norms() 
     assert harmonizer.applied.tolist() == [1 / K] * K
 
 
+# solver="equal"
+
+
+def test_equal_shares_are_the_mean_of_the_unit_gradients() -> None:
+    g = gradients(3)
+    found = build(solver="equal").refresh(g @ g.T)
+    torch.testing.assert_close(found.weights @ g, unit(g).mean(0) * g.norm(dim=1).mean())
+    assert found.norm == pytest.approx(float(unit(g).mean(0).norm()))
+    assert found.norm > min_norm(unit(g) @ unit(g).T).norm
+    assert found.kkt_residual > 0
+    torch.testing.assert_close(found.alpha_bar, torch.full((K,), 1 / K, dtype=torch.float64))
+
+
+def test_equal_shares_leave_out_a_reward_without_gradient() -> None:
+    g = gradients(3)
+    g[1] = 0.0
+    found = build(solver="equal").refresh(g @ g.T)
+    third = torch.tensor([1 / 3, 0.0, 1 / 3, 1 / 3], dtype=torch.float64)
+    torch.testing.assert_close(found.alpha, third)
+    torch.testing.assert_close(found.alpha_bar, torch.full((K,), 1 / K, dtype=torch.float64))
+    assert not build(solver="equal").refresh(0 * g @ g.T).weights.any()
+
+
 # solver="noise_aware"
 
 
@@ -226,6 +249,7 @@ def test_weights_for_another_batch_teach_nothing(settings: dict[str, str]) -> No
     ("settings", "message"),
     [
         ({"solver": "noise_aware"}, "smooth 'gram'"),
+        ({"solver": "equal", "smooth": "gram"}, "smooth 'alpha'"),
         ({"normalize": False, "smooth": "gram"}, "ablation"),
         ({"normalize": False, "apply": "alpha_over_norm"}, "ablation"),
         ({"smooth": "beta"}, "'alpha', 'gram'"),

@@ -11,7 +11,8 @@ Ours, by choice (the defaults are the paper's):
 - ``smooth="gram"`` averages the products of the unit gradients instead of alpha*, and solves for the average.
 - ``apply="alpha_over_norm"``: between refreshes the paper combines *unnormalised* gradients by alpha_bar, so a reward
   with a small gradient gets less than its share. This divides by cached norms: w_k = alpha_bar_k mean(n) / n_k.
-- ``solver="noise_aware"``: noise_aware.py.
+- ``solver="noise_aware"``: noise_aware.py. ``solver="equal"``: unit gradients with equal coefficients, no QP; an
+  ablation that shows what the QP adds to unit length.
 
 Where this differs from the paper, or decides what the paper leaves open:
 
@@ -27,15 +28,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from marble_rl.coefficients.memory import GramMemory
-from marble_rl.coefficients.min_norm import MinNorm, as_gram, min_norm
+from marble_rl.coefficients.min_norm import MinNorm, as_gram, equal_shares, min_norm
 from marble_rl.coefficients.noise_aware import noise_aware
 
+Solver = Literal["min_norm", "noise_aware", "equal"]
 MAX_BOOST = 10.0
 """A gradient that was small in the batches behind its cached norm must not be blown up without limit."""
 STATIONARY_NORM = 1e-6
@@ -78,8 +80,8 @@ class Coefficients:
     """The noise-aware problem had no solution; the plain one was solved."""
 
 
-def common_direction(gram: Tensor, *, normalize: bool = True) -> Direction:
-    """Steps 3-5 for the *raw* Gram matrix [K, K] of the g_k."""
+def common_direction(gram: Tensor, *, normalize: bool = True, solver: Solver = "min_norm") -> Direction:
+    """Steps 3-5 for the *raw* Gram matrix [K, K] of the g_k. ``solver`` "equal" leaves out step 4."""
     g = torch.as_tensor(as_gram(gram))
     norms = g.diagonal().sqrt()
     active = norms > 0
@@ -91,7 +93,7 @@ def common_direction(gram: Tensor, *, normalize: bool = True) -> Direction:
     n = norms[active]
     # Dividing by the norms one after the other cannot underflow where their product would.
     unit = g[active][:, active] / n[:, None] / n[None, :] if normalize else g[active][:, active] / n.mean() ** 2
-    solution: MinNorm = min_norm(unit)
+    solution: MinNorm = equal_shares(unit) if solver == "equal" else min_norm(unit)
     stationary = solution.norm < STATIONARY_NORM
     alpha[active] = solution.alpha
     if not stationary:
@@ -124,7 +126,7 @@ class Harmonizer:
         rewards: Sequence[str],
         refresh_every: int = 10,
         ema_decay: float = 0.7,
-        solver: Literal["min_norm", "noise_aware"] = "min_norm",
+        solver: Solver = "min_norm",
         apply: Literal["alpha", "alpha_over_norm"] = "alpha",
         uniform_after: int | None = None,
         adv_clip: float = 5.0,
@@ -142,7 +144,7 @@ class Harmonizer:
         if adv_clip <= 0:
             raise ValueError(f"adv_clip must be positive, got {adv_clip}")
         for name, value, choices in (
-            ("solver", solver, ("min_norm", "noise_aware")),
+            ("solver", solver, get_args(Solver)),
             ("apply", apply, ("alpha", "alpha_over_norm")),
             ("smooth", smooth, ("alpha", "gram")),
         ):
@@ -150,6 +152,10 @@ class Harmonizer:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
         if solver == "noise_aware" and smooth != "gram":
             raise ValueError("solver 'noise_aware' works on averaged products: it needs smooth 'gram'")
+        if solver == "equal" and smooth != "alpha":
+            raise ValueError(
+                "solver 'equal' solves nothing that products could be smoothed for: it needs smooth 'alpha'"
+            )
         if not normalize and (smooth, apply) != ("alpha", "alpha"):
             raise ValueError("normalize=False is an ablation of the paper's rule: it needs smooth and apply 'alpha'")
         self.rewards = tuple(rewards)
@@ -185,7 +191,7 @@ class Harmonizer:
             raise ValueError(f"gram must be [{k}, {k}] for the rewards {self.rewards}, got {tuple(gram.shape)}")
         fallback = False
         if self._memory is None:
-            d = common_direction(gram, normalize=self.normalize)
+            d = common_direction(gram, normalize=self.normalize, solver=self.solver)
             if not d.stationary:
                 self._smooth(d)
         else:
@@ -197,7 +203,7 @@ class Harmonizer:
         """[K]: the weights that this rule gives to the gradients behind another raw Gram matrix, without learning
         from it."""
         if self._memory is None:
-            return common_direction(gram, normalize=self.normalize).weights
+            return common_direction(gram, normalize=self.normalize, solver=self.solver).weights
         return rescaled(self._alpha_bar, torch.as_tensor(as_gram(gram)).diagonal().sqrt())
 
     def combine(self, advantages: Tensor) -> Tensor:

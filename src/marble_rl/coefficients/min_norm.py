@@ -70,6 +70,15 @@ def min_norm(gram: Tensor) -> MinNorm:
     )
 
 
+def equal_shares(gram: Tensor) -> MinNorm:
+    """Not a solution: 1/K each, with the length and the residual that it has. What the QP is compared with."""
+    g = as_gram(gram)
+    k, scale = len(g), np.trace(g) / len(g)
+    alpha = np.full(k, 1.0 / k)
+    squared_norm, residual = _optimality(alpha, g / scale) if scale else (0.0, 0.0)
+    return MinNorm(torch.as_tensor(alpha), float(np.sqrt(max(squared_norm, 0.0) * scale)), residual)
+
+
 def _min_norm_point(factor: Vector, unit: Vector) -> Vector:
     """The homogenised NNLS. On a few singular problems scipy's solver stops too early; another order of the columns
     then leads it to the end. The residual says when that is needed."""

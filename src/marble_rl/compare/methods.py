@@ -94,6 +94,12 @@ FIXED = {
         _marble("marble_rho01", "MARBLE, rho 0.1", ema_decay=0.1),
         _marble("marble_rho09", "MARBLE, rho 0.9", ema_decay=0.9),
         _marble("marble_alpha_over_norm", "MARBLE, coefficients over cached gradient norms", apply="alpha_over_norm"),
+        _marble(
+            "unit_mean",
+            "unit gradients with equal coefficients, no QP: MARBLE's rule over norms without its solution",
+            solver="equal",
+            apply="alpha_over_norm",
+        ),
         _marble("marble_gram", "MARBLE, gradient products smoothed instead of solutions", smooth="gram"),
         _marble(
             "marble_smooth_every_step",
@@ -109,7 +115,7 @@ FIXED = {
 
 JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
 VARIANTS = (
-    *("marble_alpha_over_norm", "marble_smooth_every_step", "marble_gram", "marble_noise_aware"),
+    *("marble_alpha_over_norm", "unit_mean", "marble_smooth_every_step", "marble_gram", "marble_noise_aware"),
     *("marble_adam_metric", "marble_late_uniform"),
 )
 ABLATIONS = (

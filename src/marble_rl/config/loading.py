@@ -195,6 +195,8 @@ def _check_references(config: RunConfig) -> None:
         _check_weights(balance.probe_weights, trained, "balance.probe_weights")
         if balance.solver == "noise_aware" and balance.smooth != "gram":
             raise InputError("balance.solver: noise_aware works on averaged products; set balance.smooth: gram")
+        if balance.solver == "equal" and balance.smooth != "alpha":
+            raise InputError("balance.solver: equal has no problem to smooth products for; set balance.smooth: alpha")
         if not balance.normalize and (balance.smooth, balance.apply) != ("alpha", "alpha"):
             raise InputError(
                 "balance.normalize: false is an ablation of the paper's rule; "

@@ -272,9 +272,10 @@ class MarbleBalance(Section):
     smooth: Literal["alpha", "gram"] = "alpha"
     """What is smoothed: `alpha` the solutions (the paper), `gram` the products of the unit gradients, before the
     problem is solved."""
-    solver: Literal["min_norm", "noise_aware"] = "min_norm"
+    solver: Literal["min_norm", "noise_aware", "equal"] = "min_norm"
     """`min_norm`: the min-norm point of the hull of the unit gradients. `noise_aware`, an experiment: the shortest step
-    that makes progress along what is not noise in them; needs `smooth: gram`."""
+    that makes progress along what is not noise in them; needs `smooth: gram`. `equal`, an ablation: the mean of the
+    unit gradients."""
     apply: Literal["alpha", "alpha_over_norm"] = "alpha"
     """Steps between refreshes. `alpha`: combine the advantages by the smoothed coefficients (the paper), so the reward
     with the larger gradient counts for more. `alpha_over_norm`: divide by cached gradient norms first."""
