@@ -67,7 +67,7 @@ def measure(
     opened: Opened,
     batches: int,
     console: Console,
-    on_batch: Callable[[], None],
+    on_batch: Callable[[int], None],
 ) -> Measured:
     checkpoint = opened.checkpoint
     assert opened.policy is not None
@@ -107,7 +107,7 @@ def measure(
             found = _computed(compute, micro_batch, scale)
             g[m], shared[m] = found.g.cpu(), found.shared.cpu()
             samples = samples or _samples(experience, experience.scored)
-            on_batch()
+            on_batch(m + 1)
         products = _products(g)
         alpha_bar = balancer.harmonizer.alpha_bar if balancer.harmonizer is not None else None
         in_metric = _in_metric(g, shared, updater, k)

@@ -31,6 +31,8 @@ from marble_rl.storage import storage_errors, write_json
 
 SIZES = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
 """Batch sizes beside the one measured."""
+TOLD_EVERY = 10
+"""Mini-batches between two lines where the output is not a terminal."""
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -77,12 +79,16 @@ def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Pat
     """Measure ``batches`` fresh mini-batches with a run's checkpoint; write diagnosis.json and diagnosis.png."""
     RunFolder(run).load_config()
     opened = open_target(str(run), step=step, device=device)
-    progress = Progress(
-        TextColumn("mini-batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    )
-    with progress:
+    columns = (TextColumn("mini-batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=batches)
-        measured = measure(run, opened, batches, console, lambda: progress.advance(task))
+
+        def on_batch(done: int) -> None:
+            progress.update(task, completed=done)
+            if not console.is_terminal and (done % TOLD_EVERY == 0 or done == batches):
+                console.print(f"{done}/{batches} mini-batches", highlight=False)
+
+        measured = measure(run, opened, batches, console, on_batch)
     found = _told(measured, opened.step)
     with storage_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)
