@@ -75,7 +75,7 @@ def test_better_means_an_interval_above_zero() -> None:
     reversed_ = better("weighted_sum", "marble")(found)
     assert reversed_.verdict == "not confirmed"
     assert "the other way round" in reversed_.text
-    assert "geneval ▼ \N{MINUS SIGN}0.400" in reversed_.text
+    assert "geneval ▼ -0.4000 (-0.4000 to -0.4000)" in reversed_.text
 
 
 def test_what_cannot_be_told_apart_is_not_confirmed() -> None:

@@ -150,14 +150,14 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]
     return tables
 
 
-def _places(column: list[Interval]) -> int:
+def places_of(column: list[Interval]) -> int:
     """Decimals of a column: two significant digits of a typical interval."""
     typical = statistics.median(interval.half_width for interval in column)
     return 3 if typical <= 0 else min(6, max(0, 1 - math.floor(math.log10(typical))))
 
 
 def _figure(interval: Interval, column: list[Interval], *, signed: bool) -> str:
-    places = _places(column)
+    places = places_of(column)
     text = f"{interval.mean:{'+' if signed else ''}.{places}f}"
     if interval.mean == max(other.mean for other in column):
         text = f"**{text}**"
@@ -165,7 +165,7 @@ def _figure(interval: Interval, column: list[Interval], *, signed: bool) -> str:
 
 
 def _change(interval: Interval, column: list[Interval]) -> str:
-    places = _places(column)
+    places = places_of(column)
     verdict = ("▲ " if interval.mean > 0 else "▼ ") if interval.significant else ""
     return f"{verdict}{interval.mean:+.{places}f} ±{interval.half_width:.{places}f}{_mark(interval)}"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from marble_rl.compare.methods import tuned_weights
+from marble_rl.compare.report import places_of
 from marble_rl.compare.statistics import COMPOSITE, Interval
 from marble_rl.report.wording import listed, number
 from marble_rl.study.findings import Study
@@ -162,7 +163,9 @@ def _by_reward(found: dict[str, Interval], rewards: Sequence[str]) -> str:
 
 def _difference(found: Interval) -> str:
     sign = "▲ " if found.low > 0 else "▼ " if found.high < 0 else ""
-    return f"{sign}{number(found.mean, signed=True)} ({number(found.low, True)} to {number(found.high, True)})"
+    places = min(4, places_of([found]))
+    mean, low, high = (f"{value:+.{places}f}" for value in (found.mean, found.low, found.high))
+    return f"{sign}{mean} ({low} to {high})"
 
 
 def estimate(found: Mapping[str, float]) -> str:
