@@ -399,16 +399,39 @@ def test_what_a_seed_does_to_all_methods_alike_does_not_blur_the_composite() -> 
         assert row.figures["composite"].half_width == pytest.approx(0, abs=1e-9)
 
 
-def test_the_composite_of_several_seeds_is_that_of_their_means_also_where_some_are_missing() -> None:
+def rolled(*methods: tuple[str, int]) -> dict[str, list[dict[str, float]]]:
+    """Scores of each method's first seeds, all different."""
     dice = np.random.default_rng(1)
-    rows = {
-        name: [dict(zip("abc", dice.normal(size=3).tolist(), strict=True)) for _ in range(seeds)]
-        for name, seeds in (("base", 5), ("gdpo", 3), ("marble", 5), ("uniform", 2))
+    return {
+        name: [dict(zip("abc", dice.normal(size=3).tolist(), strict=True)) for _ in range(n)] for name, n in methods
     }
+
+
+def test_the_composite_of_several_seeds_is_that_of_their_means() -> None:
+    rows = rolled(("base", 5), ("gdpo", 5), ("marble", 5))
     means = {
         name: [{key: float(np.mean([row[key] for row in seeds])) for key in "abc"}] for name, seeds in rows.items()
     }
     assert composites(table(rows)) == pytest.approx(composites(table(means)))
+
+
+def test_which_seeds_a_method_has_does_not_move_its_composite() -> None:
+    effects = (3.0, 0.0, -1.0, -2.0)
+    level = {"base": 0.0, "gdpo": 1.0, "marble": 4.0}
+    whole = {name: [{"a": x + e, "b": x - e} for e in effects] for name, x in level.items()}
+    some = whole | {"gdpo": whole["gdpo"][:1], "marble": whole["marble"][:2]}
+    assert composites(table(some)) == pytest.approx(composites(table(whole)))
+
+
+def test_seeds_are_taken_out_by_least_squares() -> None:
+    """As a regression on methods and seeds does it, in another way."""
+    rows = rolled(("base", 4), ("gdpo", 2), ("marble", 3))
+    entries = [(m, s, scores["a"]) for m, seeds in rows.items() for s, scores in enumerate(seeds)]
+    names = list(rows)
+    design = np.array([[m == n for n in names] + [s == t for t in range(1, 4)] for m, s, _ in entries], dtype=float)
+    fitted = np.linalg.lstsq(design, np.array([x for *_, x in entries]), rcond=None)[0][: len(names)]
+    z = (fitted - fitted.mean()) / fitted.std()
+    assert {row.method: row.z["a"] for row in table(rows).rows} == pytest.approx(dict(zip(names, z, strict=True)))
 
 
 def test_differences_are_paired_by_seed() -> None:

@@ -23,40 +23,33 @@ from marble_rl.compare.statistics import (
 class Figures:
     """Of all methods of one table; M is the number of rewards.
 
-    The composite of a method is that of the table of means: x_m the mean over the method's seeds, then the mean over
-    rewards of (x_m - mean_m x_m) / std_m x_m. For its interval each seed has a composite of its own. What a seed does
-    to all methods alike (its evaluation noise, say) is no difference between methods, so it is taken out first:
-
-        e_s = mean over the methods with seed s of (x_ms - x_m),   composite_ms of x_ms - (e_s - mean over m's seeds)
-
-    If all methods have the same seeds, that is the composite relative to the mean of the methods in seed s.
+    What a seed does to all methods alike (its evaluation noise, say) is no difference between methods. So scores are
+    taken apart, x_ms = a_m + b_s + rest, by least squares over the jobs there are, sum_s b_s = 0; and the composite of
+    a method is that of the table of a_m: the mean over rewards of (a_m - mean_m a_m) / std_m a_m. A method with fewer
+    seeds gains or loses nothing by which ones they are. If all have the same seeds, a_m is the mean over them. For its
+    interval each seed has a composite of its own, of x_ms - b_s.
     """
 
     def __init__(self, by_method: Mapping[str, Sequence[JobResult]], rewards: Sequence[str]) -> None:
         self._rewards = list(rewards)
         self._results = [result for group in by_method.values() for result in group]
-        means = {name: self._values(group).mean(axis=0) for name, group in by_method.items()}
-        self._scale = Scale.of(np.stack(list(means.values())))
-        self._effects = {
-            seed: np.mean([self._values([r])[0] - means[r.method] for r in self._with_seed(seed)], axis=0)
-            for seed in {result.seed for result in self._results}
-        }
+        self._effects = self._seed_effects()
+        self._scale = Scale.of(np.stack([self._without_seeds(group).mean(axis=0) for group in by_method.values()]))
 
     def of(self, group: Sequence[JobResult]) -> dict[str, Interval]:
         """By reward, and the composite, of the results of one method."""
         values = self._values(group)
-        effects = np.stack([self._effects[result.seed] for result in group])
-        composites = self._scale.composite(values - (effects - effects.mean(axis=0)))
+        composites = self._scale.composite(self._without_seeds(group))
         if len(group) > 1:
             return self._named([over_seeds(column) for column in (*values.T, composites)])
         resampled = self._resampled(group[0])
-        composite = self._scale.composite(resampled - self._resampled_effect(group[0].seed))
-        columns = zip((*values[0], composites[0]), (*resampled.T, composite), strict=True)
+        moved = resampled - self._resampled_effect(group[0].seed) - self._effects[group[0].seed]
+        columns = zip((*values[0], composites[0]), (*resampled.T, self._scale.composite(moved)), strict=True)
         return self._named([over_prompts(float(mean), draws) for mean, draws in columns])
 
     def z(self, group: Sequence[JobResult]) -> dict[str, float]:
-        """By reward: the z-score of the method's mean."""
-        return dict(zip(self._rewards, self._scale.z(self._values(group).mean(axis=0)).tolist(), strict=True))
+        """By reward: the z-score of the method's a_m."""
+        return dict(zip(self._rewards, self._scale.z(self._without_seeds(group).mean(axis=0)).tolist(), strict=True))
 
     def differences(self, group: Sequence[JobResult], reference: Sequence[JobResult]) -> dict[str, Interval]:
         """Of results with the same seed: same prompts, same noise in training and evaluation. Empty without any."""
@@ -78,6 +71,21 @@ class Figures:
     def _values(self, results: Sequence[JobResult]) -> Array:
         """[n, M]"""
         return np.array([[result.means[name] for name in self._rewards] for result in results], dtype=np.float64)
+
+    def _without_seeds(self, results: Sequence[JobResult]) -> Array:
+        """[n, M]: x_ms - b_s"""
+        return self._values(results) - np.stack([self._effects[result.seed] for result in results])
+
+    def _seed_effects(self) -> dict[int, Array]:
+        """b_s [M] by seed. Least squares after each method's mean is taken out of scores and seeds; seeds that no
+        method shares with others have no effect that could be told, and get 0."""
+        seeds = sorted({result.seed for result in self._results})
+        methods = np.array([result.method for result in self._results])
+        same = (methods[:, None] == methods[None, :]).astype(np.float64)
+        centre = np.eye(len(methods)) - same / same.sum(axis=1, keepdims=True)
+        is_seed = np.array([[result.seed == seed for seed in seeds] for result in self._results], dtype=np.float64)
+        effects = np.linalg.pinv(centre @ is_seed) @ (centre @ self._values(self._results))
+        return dict(zip(seeds, effects, strict=True))
 
     def _with_composite(self, values: Array) -> Array:
         """[n, M] -> [n, M + 1]"""
