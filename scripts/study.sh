@@ -5,9 +5,12 @@ set -e
 OUT=${1:-runs/study}
 MARBLE=${MARBLE:-marble}
 BATCHES=${BATCHES:-50}
+# Six rewards, one of which opposes the others.
+conflict() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-conflict.yaml --out "$OUT/conflict" "$@"; }
 compare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-study.yaml --out "$OUT" "$@"; }
 
 compare --methods base,joint --seeds 0-2
+conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm --seeds 0-2
 compare --methods variants --seeds 0-2
 compare --methods ablations --seeds 0-2
 compare --methods base,joint --seeds 3-4

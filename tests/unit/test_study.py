@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from marble_rl.compare.results import JobResult
+from marble_rl.study.__main__ import read_kept
 from marble_rl.study.claims import (
     OURS,
     PAPER,
@@ -25,7 +26,7 @@ from marble_rl.study.claims import (
     no_specialist_wins,
     rewards_rise,
 )
-from marble_rl.study.findings import Study, read_study
+from marble_rl.study.findings import Study
 from marble_rl.study.page import results_page
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +182,7 @@ def test_harmony_on_its_own_and_on_other_batches() -> None:
 def test_every_claim_is_judged_and_told() -> None:
     scores = {"base": LOW, "weighted_sum": LOW, "sequential": LOW, "gdpo": LOW, "uniform": LOW, "marble": HIGH}
     data = study(scores | dict.fromkeys(OURS, HIGH), {"marble-seed0": diagnosis((0.8, 0.0), (0.9, 0.85))})
-    page = results_page(data)
+    page = results_page(data, study({"base": LOW, "marble": HIGH}))
     for claim, finding in (*judge_paper(data), *judge_ours(data)):
         assert f"| {claim.text} |" in page
         assert f"**{finding.verdict}** | {finding.text} |" in page
@@ -189,6 +190,9 @@ def test_every_claim_is_judged_and_told() -> None:
     assert "| signal at this batch size | 0.100 | 0.200 |" in page
     assert "| at 16 times as many images | 0.600 | ? |" in page
     assert "is 0.400 on average; 25 % of the mini-batches" in page
+    assert (
+        page.count("| marble | 3 | ▲ +0.4") == 3
+    )  # against the weighted sum, the base model, and the same with conflict
 
 
 @pytest.mark.parametrize("claim", PAPER, ids=lambda claim: claim.text)
@@ -201,15 +205,16 @@ def test_a_claim_without_data_is_not_judged(claim: Claim) -> None:
 
 def test_the_page_is_made_of_the_results_beside_it() -> None:
     page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    assert page == results_page(read_study(ROOT / "docs/results")), "run make results"
+    assert page == results_page(*read_kept(ROOT / "docs/results")), "run make results"
 
 
-def test_the_results_kept_are_of_the_studys_config() -> None:
+@pytest.mark.parametrize(("folder", "config"), [(".", "mini-study.yaml"), ("conflict", "mini-conflict.yaml")])
+def test_the_results_kept_are_of_the_studys_config(folder: str, config: str) -> None:
     from marble_rl.compare.jobs import identity, plan_jobs
 
-    jobs = sorted((ROOT / "docs/results/jobs").glob("*.json"))
+    jobs = sorted((ROOT / "docs/results" / folder / "jobs").glob("*.json"))
     assert jobs
-    planned = {job.name: job for job in plan_jobs(ROOT / "configs/mini-study.yaml", [], ["all"], range(5), ROOT)}
+    planned = {job.name: job for job in plan_jobs(ROOT / "configs" / config, [], ["all"], range(5), ROOT)}
     for file in jobs:
         kept = json.loads(file.read_text(encoding="utf-8"))
         assert kept["config"] == identity(planned[file.stem].config), file.name

@@ -16,7 +16,7 @@ from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.picture import draw
 from marble_rl.errors import InputError
 from marble_rl.storage import write_bytes
-from marble_rl.study.findings import DIAGNOSES, diagnoses_in, read_study
+from marble_rl.study.findings import CONFLICT, DIAGNOSES, Study, diagnoses_in, read_study
 from marble_rl.study.page import results_page
 
 KEPT = Path("docs/results")
@@ -24,18 +24,25 @@ PAGE = Path("docs/results.md")
 PICTURE = Path("docs/images/study.png")
 
 
-def take(study: Path) -> None:
+def take(study: Path, kept: Path) -> None:
     """Copy what the page needs of a study's folder: the jobs' JSONs, and diagnoses without their samples."""
     read_study(study)
-    shutil.rmtree(KEPT, ignore_errors=True)
-    for folder in (KEPT / JOBS, KEPT / DIAGNOSES):
+    shutil.rmtree(kept, ignore_errors=True)
+    for folder in (kept / JOBS, kept / DIAGNOSES):
         folder.mkdir(parents=True)
     for file in (study / JOBS).glob("*.json"):
-        shutil.copy(file, KEPT / JOBS / file.name)
+        shutil.copy(file, kept / JOBS / file.name)
     for job, file in diagnoses_in(study).items():
         tree = json.loads(file.read_text(encoding="utf-8"))
         tree.pop("samples", None)
-        write_bytes(KEPT / DIAGNOSES / f"{job}.json", (json.dumps(tree, indent=1) + "\n").encode())
+        write_bytes(kept / DIAGNOSES / f"{job}.json", (json.dumps(tree, indent=1) + "\n").encode())
+    if (study / CONFLICT).is_dir():
+        take(study / CONFLICT, kept / CONFLICT)
+
+
+def read_kept(kept: Path) -> tuple[Study, Study | None]:
+    """The study, and the one with conflicting rewards if it is there."""
+    return read_study(kept), read_study(kept / CONFLICT) if (kept / CONFLICT).is_dir() else None
 
 
 def main() -> int:
@@ -44,14 +51,15 @@ def main() -> int:
     given = parser.parse_args()
     try:
         if given.take is not None:
-            take(given.take)
-        study = read_study(KEPT)
+            take(given.take, KEPT)
+        study, conflict = read_kept(KEPT)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
     draw(study.table, PICTURE)
-    write_bytes(PAGE, results_page(study).encode())
-    print(f"wrote {PAGE} and {PICTURE} from {len(study.results)} jobs and {len(study.diagnoses)} diagnoses in {KEPT}")
+    write_bytes(PAGE, results_page(study, conflict).encode())
+    jobs = len(study.results) + (0 if conflict is None else len(conflict.results))
+    print(f"wrote {PAGE} and {PICTURE} from {jobs} jobs and {len(study.diagnoses)} diagnoses in {KEPT}")
     return 0
 
 

@@ -16,6 +16,8 @@ from marble_rl.compare.table import Comparison, Row, compare_results
 from marble_rl.errors import InputError
 
 DIAGNOSES = "diagnoses"
+CONFLICT = "conflict"
+"""Folder in that of a study with the same for configs/mini-conflict.yaml."""
 LEAST_SEEDS = 2
 
 
@@ -42,9 +44,13 @@ class Study:
 
     def difference(self, method: str, other: str) -> dict[str, Interval]:
         """``method`` minus ``other`` by reward and in the composite, paired by seed."""
+        return next(row.differences for row in self.against(other).rows if row.method == method)
+
+    def against(self, other: str) -> Comparison:
+        """The table with differences to ``other``."""
         if other not in self._against:
             self._against[other] = compare_results(self.results, other)
-        return next(row.differences for row in self._against[other].rows if row.method == method)
+        return self._against[other]
 
     def training(self, method: str, key: str) -> Interval | None:
         """Mean over seeds of a figure of metrics.jsonl, where two seeds or more have it."""

@@ -15,11 +15,12 @@ from marble_rl.report.wording import number
 from marble_rl.study.claims import Claim, Finding, estimate, judge_ours, judge_paper
 from marble_rl.study.findings import Study
 
+BASE = "base"
 DIRECTIONS = ("weighted_sum", "uniform", "marble", "alpha_over_norm", "marble_adam_metric", "mean_gram", "noise_aware")
 """Of a diagnosis, those that its table shows."""
 
 
-def results_page(study: Study) -> str:
+def results_page(study: Study, conflict: Study | None) -> str:
     environment = Environment(
         loader=PackageLoader("marble_rl.study"),
         undefined=StrictUndefined,
@@ -32,6 +33,9 @@ def results_page(study: Study) -> str:
     return environment.get_template("results.md.j2").render(
         tables=markdown_tables(study.table),
         notes=notes(study.table),
+        changes=_changes(study),
+        conflict=None if conflict is None else _changes(conflict),
+        conflict_notes=[] if conflict is None else notes(conflict.table),
         paper=_rows(paper),
         ours=_rows(ours),
         counts=_counts(paper),
@@ -42,6 +46,13 @@ def results_page(study: Study) -> str:
         order=[(row.method, row.figures[COMPOSITE]) for row in _by_composite(study)],
         diagnoses=[_diagnosis(name, found) for name, found in study.diagnoses.items()],
     )
+
+
+def _changes(study: Study) -> str:
+    """Table of the differences to the base model; nothing where it was not run."""
+    if not any(result.method == BASE for result in study.results):
+        return ""
+    return markdown_tables(study.against(BASE))[1][1]
 
 
 def _rows(judged: Sequence[tuple[Claim, Finding]]) -> list[dict[str, str]]:
