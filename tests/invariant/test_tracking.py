@@ -19,7 +19,7 @@ from runs import lora_bytes, marble, start, train, write_config
 TRACKIO = Path(sys.prefix) / "trackio"
 """Where `make test-full` puts Trackio, with the Pillow that it asks for."""
 
-REPEATED = ("time/", "scoring/", "step")
+REPEATED = ("time/", "memory/", "scoring/", "step")
 """Steps 3 and 4 are taken twice here, at another pace; these trackers keep what they had of them."""
 
 
