@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from marble_rl.compare.results import JobResult
+from marble_rl.config import load_config
 from marble_rl.study.__main__ import read_kept
 from marble_rl.study.claims import (
     OURS,
@@ -183,9 +184,9 @@ def test_every_claim_is_judged_and_told() -> None:
     scores = {"base": LOW, "weighted_sum": LOW, "sequential": LOW, "gdpo": LOW, "uniform": LOW, "marble": HIGH}
     data = study(scores | dict.fromkeys(OURS, HIGH), {"marble-seed0": diagnosis((0.8, 0.0), (0.9, 0.85))})
     page = results_page(data, study({"base": LOW, "marble": HIGH}))
-    for claim, finding in (*judge_paper(data), *judge_ours(data)):
-        assert f"| {claim.text} |" in page
-        assert f"**{finding.verdict}** | {finding.text} |" in page
+    for judged in (*judge_paper(data), *judge_ours(data)):
+        assert f"| {judged['claim']} |" in page
+        assert f"**{judged['verdict']}** | {judged['text']} |" in page
     assert len(judge_paper(data)) == len(PAPER)
     assert "| signal at this batch size | 0.100 | 0.200 |" in page
     assert "| at 16 times as many images | 0.600 | ? |" in page
@@ -201,6 +202,18 @@ def test_a_claim_without_data_is_not_judged(claim: Claim) -> None:
     assert (
         verdict in ("not measured", "not testable here") or "performance.md" in claim.judge(study({"base": LOW})).text
     )
+
+
+def test_a_page_of_the_base_model_alone() -> None:
+    page = results_page(study({"base": LOW}), None)
+    assert "Where rewards conflict" not in page
+    assert "**not measured**" in page
+
+
+def test_the_conflicting_reward_is_all_that_differs() -> None:
+    plain, conflict = (load_config(ROOT / "configs" / f"mini-{name}.yaml") for name in ("study", "conflict"))
+    assert [reward for reward in conflict.rewards if reward not in plain.rewards] == [conflict.rewards[5]]
+    assert conflict.model_copy(update={"rewards": plain.rewards}) == plain
 
 
 def test_the_page_is_made_of_the_results_beside_it() -> None:

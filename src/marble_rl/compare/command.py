@@ -20,7 +20,7 @@ from marble_rl.config import RunConfig, suggestion
 from marble_rl.errors import InputError, MarbleError
 from marble_rl.interrupts import Interrupts
 from marble_rl.study.claims import judged_here
-from marble_rl.study.findings import read_study
+from marble_rl.study.findings import Study, read_diagnoses
 
 
 class JobsFailed(MarbleError):
@@ -71,7 +71,8 @@ def make_table(out: Path, *, against: str | None) -> Comparison:
     if all(result.failed for result in results.values()):
         raise JobsFailed(f"every job crashed, so there is no table; what they printed is in {out / JOBS}/*.log")
     comparison = compare_results(list(results.values()), against)
-    comparison = replace(comparison, claims=judged_here(read_study(out)))
+    good = [result for result in results.values() if result.failed is None]
+    comparison = replace(comparison, claims=judged_here(Study(good, read_diagnoses(out))))
     write_report(comparison, out)
     return comparison
 

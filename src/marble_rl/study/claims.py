@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from marble_rl.compare.methods import tuned_weights
+from marble_rl.compare.methods import JOINT, tuned_weights
 from marble_rl.compare.report import places_of
 from marble_rl.compare.statistics import COMPOSITE, Interval
 from marble_rl.report.wording import listed, number
 from marble_rl.study.findings import Study
 
-Verdict = Literal["confirmed", "partly", "not confirmed", "not testable here", "not measured"]
+Verdict = Literal["confirmed", "partly", "not confirmed", "measured elsewhere", "not testable here", "not measured"]
 DECIDED = ("confirmed", "partly", "not confirmed")
 
 
@@ -32,8 +32,6 @@ class Claim:
     paper: str
     """The figures that it rests on there."""
     judge: Callable[[Study], Finding]
-    apart: bool = False
-    """No job decides it."""
 
 
 def better(method: str, other: str) -> Callable[[Study], Finding]:
@@ -178,8 +176,6 @@ def _missing(study: Study, *methods: str) -> Finding:
     return Finding("not measured", f"There are not {seeds} yet.")
 
 
-JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
-
 PAPER = (
     Claim(
         "MARBLE beats the weighted sum",
@@ -245,8 +241,7 @@ PAPER = (
     Claim(
         "It costs what a single reward costs",
         "0.97x the speed of the weighted sum every 10 steps, 0.56x in every step; memory 1.14x",
-        fixed("confirmed", "`marble bench`, not this study: [performance.md](performance.md)."),
-        apart=True,
+        fixed("measured elsewhere", "By `marble bench`: [performance.md](performance.md)."),
     ),
     Claim(
         "The scores on SD3.5 Medium",
@@ -271,22 +266,22 @@ OURS = {
 """Variants that the paper does not have."""
 
 
-def judge_paper(study: Study) -> list[tuple[Claim, Finding]]:
-    return [(claim, claim.judge(study)) for claim in PAPER]
+def judge_paper(study: Study) -> list[dict[str, str]]:
+    """Every claim of the paper: claim, paper, verdict, text."""
+    return [_judged(claim, study) for claim in PAPER]
+
+
+def judge_ours(study: Study) -> list[dict[str, str]]:
+    """Each variant of ours against MARBLE as in the paper."""
+    claims = [Claim(f"`{name}`: {about}", "", better(name, "marble")) for name, about in OURS.items()]
+    return [_judged(claim, study) for claim in claims]
 
 
 def judged_here(study: Study) -> list[dict[str, str]]:
     """The paper's claims that these results decide, for a comparison's own files."""
-    judged = [
-        (claim, finding) for claim, finding in judge_paper(study) if finding.verdict in DECIDED and not claim.apart
-    ]
-    return [
-        {"claim": claim.text, "paper": claim.paper, "verdict": finding.verdict, "text": finding.text}
-        for claim, finding in judged
-    ]
+    return [judged for judged in judge_paper(study) if judged["verdict"] in DECIDED]
 
 
-def judge_ours(study: Study) -> list[tuple[Claim, Finding]]:
-    """Each variant of ours against MARBLE as in the paper."""
-    claims = [Claim(f"`{name}`: {about}", "", better(name, "marble")) for name, about in OURS.items()]
-    return [(claim, claim.judge(study)) for claim in claims]
+def _judged(claim: Claim, study: Study) -> dict[str, str]:
+    finding = claim.judge(study)
+    return {"claim": claim.text, "paper": claim.paper, "verdict": finding.verdict, "text": finding.text}

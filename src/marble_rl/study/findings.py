@@ -68,7 +68,11 @@ def read_study(folder: Path) -> Study:
     results = [result for result in read_results(folder).values() if result.failed is None]
     if not results:
         raise InputError(f"{folder}: no results of jobs in {folder / JOBS}; give the --out of a comparison")
-    return Study(results, {name: json.loads(file.read_text("utf-8")) for name, file in diagnoses_in(folder).items()})
+    return Study(results, read_diagnoses(folder))
+
+
+def read_diagnoses(folder: Path) -> dict[str, Any]:
+    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in diagnoses_in(folder).items()}
 
 
 def diagnoses_in(folder: Path) -> dict[str, Path]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from marble_rl.compare.report import markdown_tables, notes
-from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.report.wording import number
-from marble_rl.study.claims import Claim, Finding, estimate, judge_ours, judge_paper
+from marble_rl.study.claims import estimate, judge_ours, judge_paper
 from marble_rl.study.findings import Study
 
 BASE = "base"
@@ -29,45 +28,30 @@ def results_page(study: Study, conflict: Study | None) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"estimate": estimate, "number": _told}
-    paper, ours = judge_paper(study), judge_ours(study)
+    paper = judge_paper(study)
     return environment.get_template("results.md.j2").render(
         tables=markdown_tables(study.table),
         notes=notes(study.table),
         changes=_changes(study),
         conflict=None if conflict is None else _changes(conflict),
         conflict_notes=[] if conflict is None else notes(conflict.table),
-        paper=_rows(paper),
-        ours=_rows(ours),
-        counts=_counts(paper),
+        paper=paper,
+        ours=judge_ours(study),
+        counts=Counter(judged["verdict"] for judged in paper),
         jobs=len(study.results),
         minutes=sum(r.train_seconds + r.evaluate_seconds for r in study.results) / 60,
         longest=max((r.train_seconds + r.evaluate_seconds) / 60 for r in study.results),
         versions=study.table.versions,
-        order=[(row.method, row.figures[COMPOSITE]) for row in _by_composite(study)],
         diagnoses=[_diagnosis(name, found) for name, found in study.diagnoses.items()],
     )
 
 
 def _changes(study: Study) -> str:
-    """Table of the differences to the base model; nothing where it was not run."""
+    """Table of the differences to the base model; nothing where it was not run, or nothing else."""
     if not any(result.method == BASE for result in study.results):
         return ""
-    return markdown_tables(study.against(BASE))[1][1]
-
-
-def _rows(judged: Sequence[tuple[Claim, Finding]]) -> list[dict[str, str]]:
-    return [
-        {"claim": claim.text, "paper": claim.paper, "verdict": finding.verdict, "text": finding.text}
-        for claim, finding in judged
-    ]
-
-
-def _counts(judged: Sequence[tuple[Claim, Finding]]) -> dict[str, int]:
-    return dict(Counter(finding.verdict for _, finding in judged))
-
-
-def _by_composite(study: Study) -> list[Any]:
-    return sorted(study.table.rows, key=lambda row: -row.figures[COMPOSITE].mean)
+    tables = markdown_tables(study.against(BASE))
+    return next((table for title, table in tables if title.startswith("Difference")), "")
 
 
 def _diagnosis(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
