@@ -108,7 +108,7 @@ def measure(
             g[m], shared[m] = found.g.cpu(), found.shared.cpu()
             samples = samples or _samples(experience, experience.scored)
             on_batch(m + 1)
-        products = _products(g)
+        products = gram(g.flatten(0, 1)).view(*g.shape[:2], *g.shape[:2])  # [M, J, M, J]
         alpha_bar = balancer.harmonizer.alpha_bar if balancer.harmonizer is not None else None
         in_metric = _in_metric(g, shared, updater, k)
         every = directions(products, in_metric, k, alpha_bar)
@@ -134,16 +134,6 @@ def _computed(compute: Callable[..., PolicyGradients], micro_batch: MicroBatch, 
 def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:
     count = torch.Size(shape).numel()
     return torch.from_file(str(path), shared=True, size=count, dtype=torch.float32).view(shape)
-
-
-def _products(g: Tensor, chunk: int = 1 << 20) -> Tensor:
-    """[M, J, M, J] in float64, a stretch of parameters at a time."""
-    rows = g.flatten(0, 1)
-    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for start in range(0, rows.shape[1], chunk):
-        part = rows[:, start : start + chunk].to(torch.float64)
-        total += part @ part.T
-    return total.view(*g.shape[:2], *g.shape[:2])
 
 
 def _in_metric(g: Tensor, shared: Tensor, updater: Updater, k: int) -> Tensor:

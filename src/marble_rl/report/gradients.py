@@ -159,7 +159,7 @@ def _constructed(found: StoredDiagnosis) -> list[Chart]:
 
 
 def specialists(run: RunData) -> Section:
-    """From the diagnosis, the evaluation, or what the config says; whichever there is."""
+    """From the diagnosis and the evaluation, whichever there is."""
     text = (
         "Rewards need not concern every prompt. Which samples teach which reward, and where each of them gained, by "
         "prompt source. An empty place: the reward does not apply."
