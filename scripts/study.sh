@@ -15,7 +15,10 @@ compare --methods variants --seeds 0-2
 compare --methods ablations --seeds 0-2
 compare --methods base,joint --seeds 3-4
 compare --methods specialists --seeds 0-4
-for job in marble-seed0 marble-seed1 weighted_sum-seed0; do
-  run=$OUT/jobs/$job/run
-  [ -e "$run/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$run" --batches "$BATCHES"
+# What gradients are like: at the beginning, at the end, and where rewards conflict.
+diagnose() { [ -e "$1/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$1" --batches "$BATCHES"; }
+OMP_NUM_THREADS=1 $MARBLE train configs/mini-study.yaml --out "$OUT/diagnoses/beginning" --set trainer.steps=5 --resume
+for run in jobs/marble-seed0/run jobs/weighted_sum-seed0/run conflict/jobs/marble_alpha_over_norm-seed0/run \
+  diagnoses/beginning; do
+  diagnose "$OUT/$run"
 done

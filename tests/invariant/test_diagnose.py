@@ -27,7 +27,7 @@ def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     outcomes = [
-        marble("diagnose", run, "--batches", 4, "--out", tmp_path / name, "--json") for name in ("one", "other")
+        marble("diagnose", run, "--batches", 6, "--out", tmp_path / name, "--json") for name in ("one", "other")
     ]
     assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].err
     assert outcomes[0].out == outcomes[1].out, "seeded"
@@ -37,7 +37,7 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
     found = json.loads(outcomes[0].out)
     assert json.loads((tmp_path / "one" / "diagnosis.json").read_text()) == found
     assert found["names"] == ["small", "bright", "colour"]
-    assert (found["step"], found["batches"], found["images"]) == (4, 4, 8)  # a rollout serves two updates
+    assert (found["step"], found["batches"], found["images"]) == (4, 6, 8)  # a rollout serves two updates
     directions = found["directions"]
     assert {"weighted_sum", "uniform", "marble", "between_refreshes", "alpha_over_norm"} <= set(directions)
     assert directions["marble_adam_metric"] != directions["marble"]
@@ -46,6 +46,9 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
         for way in ("in_batch", "independent", "rest"):
             estimate = figures[way]["min_cos"]
             assert -1 <= estimate["low"] <= estimate["mean"] <= estimate["high"] <= 1
+    assert set(found["larger"]) == {"2"}, "6 mini-batches make 3 of twice the size; fewer would tell nothing"
+    assert set(found["larger"]["2"]) <= set(directions)
+    assert found["larger"]["2"]["marble"] != directions["marble"]
     own = {name: figures["in_batch"]["min_cos"]["mean"] for name, figures in directions.items()}
     assert own["marble"] == pytest.approx(max(own.values())), (
         "no direction has a larger smallest cosine in its own batch"

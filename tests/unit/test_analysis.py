@@ -13,6 +13,7 @@ from marble_rl.diagnose.analysis import (
     Estimate,
     constructed_conflict,
     direction_figures,
+    merged,
     qp_facts,
     signal,
     true_cosines,
@@ -28,12 +29,20 @@ def truth() -> Tensor:
     return torch.stack([e[0], 0.6 * e[0] + 0.8 * e[1], -0.5 * e[0] + math.sqrt(0.75) * e[2]])
 
 
-def products(batches: int, noise: float, seed: int = 0) -> Tensor:
-    """Of g = mu + noise, with the sum of the three as probe: [M, 4, M, 4]. ``noise`` is its length beside |mu| = 1."""
+def gradients(batches: int, noise: float, seed: int = 0) -> Tensor:
+    """[M, 4, P]: mu + noise, with the sum of the three as probe. ``noise`` is its length beside |mu| = 1."""
     dice = torch.Generator().manual_seed(seed)
     g = truth() + noise / math.sqrt(P) * torch.randn(batches, K, P, dtype=torch.float64, generator=dice)
-    g = torch.cat([g, g.sum(1, keepdim=True)], dim=1)
+    return torch.cat([g, g.sum(1, keepdim=True)], dim=1)
+
+
+def products_of(g: Tensor) -> Tensor:
     return torch.einsum("mjp,nip->mjni", g, g)
+
+
+def products(batches: int, noise: float, seed: int = 0) -> Tensor:
+    """[M, 4, M, 4]"""
+    return products_of(gradients(batches, noise, seed))
 
 
 def marble(found: Tensor) -> Tensor:
@@ -83,6 +92,23 @@ def test_signal_at_other_batch_sizes() -> None:
     assert signal(products(60, 2.0), K).tolist() == pytest.approx([0.2] * K, abs=0.03)
     assert signal(products(60, 2.0), K, size=4.0).tolist() == pytest.approx([0.5] * K, abs=0.05)
     assert signal(products(60, 1.0, seed=1), K).tolist() == pytest.approx([0.5] * K, abs=0.05)
+
+
+def test_merged_batches_are_batches_of_the_mean_gradients() -> None:
+    g = gradients(11, 2.0)
+    large = torch.stack([g[start : start + 3].mean(0) for start in (0, 3, 6)])
+    assert torch.allclose(merged(products_of(g), 3), products_of(large), rtol=1e-12, atol=1e-12)
+    assert torch.equal(merged(products_of(g), 1), products_of(g))
+
+
+def test_with_larger_batches_the_harmony_holds_elsewhere_too() -> None:
+    """Noise ten times as long as the signal; at 64 times the size it is hardly longer."""
+    small = products(256, 10.0)
+    large = merged(small, 64)
+    found = [direction_figures(p, marble(p), K) for p in (small, large)]
+    assert found[0].rest["conflict"].mean > 0.2
+    assert found[1].rest["conflict"].mean == 0.0
+    assert found[1].rest["min_cos"].low > found[0].rest["min_cos"].high
 
 
 def test_the_qp_over_batches() -> None:

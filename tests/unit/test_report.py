@@ -52,7 +52,7 @@ def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = {"train": [{"name": "odd", "texts": HOSTILE}, {"name": "plain", "texts": ["a red cup", "a blue cup"]}]}
     config = write_config(folder / "config.yaml", tiny_sd3, rewards=rewards, prompts=prompts)
     train(config, folder / "run", "--set", "trainer.eval_every=4")
-    for command in (("evaluate", folder / "run"), ("diagnose", folder / "run", "--batches", 3)):
+    for command in (("evaluate", folder / "run"), ("diagnose", folder / "run", "--batches", 6)):
         outcome = marble(*command)
         assert outcome.code == 0, outcome.err
     return folder / "run"
@@ -211,6 +211,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: edit_diagnosis(run, lambda tree: tree.update(cosines=[[None] * 2] * 2, signal={"1.0": [None] * 2})),
         "Cosines between rewards",
     ),
+    "diagnosis without larger batches": (
+        lambda run: edit_diagnosis(run, lambda tree: tree.pop("larger")),
+        "Another batch: worst cosine",
+    ),
     "nothing on specialists": (
         lambda run: [shutil.rmtree(run / name) for name in ("diagnosis", "evaluation")],
         "Nothing is known yet on which prompts teach which reward",
@@ -242,7 +246,7 @@ def test_a_diagnosis_is_shown_with_whatever_directions_it_has(copy: Path) -> Non
     page = page_of(copy)
     for text in (
         "On fresh batches, does MARBLE work against rewards less often",
-        "3 fresh batches of 8 images",
+        "6 fresh batches of 8 images",
         "after step 8",
         "Another batch: worst cosine",
         "Own batch: conflict rate",
@@ -251,6 +255,7 @@ def test_a_diagnosis_is_shown_with_whatever_directions_it_has(copy: Path) -> Non
         "<new>",
         "Cosines between rewards",
         "Signal by batch size",
+        "Worst cosine by batch size",
         "Length of the common direction",
         "A constructed conflict",
         "Advantages of samples",
@@ -570,7 +575,7 @@ def test_in_adams_metric_the_guarantee_is_one_in_that_metric(tiny_sd3: Path, tmp
 def diagnosed(ours: tuple[float, float], theirs: tuple[float, float]) -> StoredDiagnosis:
     def direction(name: str, ends: tuple[float, float]) -> Direction:
         found = Difference(sum(ends) / 2, *ends)
-        return Direction(name, "", {}, {"min_cos": found, "conflict": found}, None)
+        return Direction(name, "", {}, {"min_cos": found, "conflict": found}, {}, None)
 
     directions = [direction("weighted_sum", theirs), direction("marble", ours)]
     return StoredDiagnosis(["a"], 8, 50, 8, directions, [[1.0]], {1.0: [0.5]}, [0.5], [1.0], 0.0, [], [])

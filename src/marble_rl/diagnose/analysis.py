@@ -99,6 +99,14 @@ def _rest(products: Tensor, weights: Tensor, made: int, rewards: int) -> tuple[T
     return torch.where(squared > 0, cosines, torch.nan), harmony(along, squared, length)
 
 
+def merged(products: Tensor, size: int) -> Tensor:
+    """[M // size, J, M // size, J]: of mini-batches ``size`` times as large. The gradient of a large batch is the mean
+    of those of its parts."""
+    count, columns = len(products) // size, products.shape[1]
+    whole = products[: count * size, :, : count * size]
+    return whole.reshape(count, size, columns, count, size, columns).mean((1, 4))
+
+
 def unbiased_products(products: Tensor) -> Tensor:
     """[J, J]: estimate of mu_k.mu_l, the mean over pairs of different batches."""
     count = len(products)

@@ -29,16 +29,19 @@ MEANINGS = {
 }
 
 
-def directions(products: Tensor, in_metric: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str, Tensor]:
+def directions(
+    products: Tensor, rewards: int, alpha_bar: Tensor | None, in_metric: Tensor | None = None
+) -> dict[str, Tensor]:
     """By name, [M, J] weights of each batch's gradients, from their products [M, J, M, J].
 
-    ``in_metric`` [M, J, J]: each batch's Gram matrix in AdamW's metric. ``alpha_bar`` [K]: the run's smoothed
-    coefficients, where it has any.
+    ``alpha_bar`` [K]: the run's smoothed coefficients, where it has any. ``in_metric`` [M, J, J]: each batch's Gram
+    matrix in AdamW's metric, where it is known.
     """
     plain = torch.einsum("mjmi->mji", products)
     rules = _rules(products, rewards, alpha_bar)
     found = {name: torch.stack([rule(gram) for gram in plain]) for name, rule in rules.items()}
-    found["marble_adam_metric"] = torch.stack([rules["marble"](gram) for gram in in_metric])
+    if in_metric is not None:
+        found["marble_adam_metric"] = torch.stack([rules["marble"](gram) for gram in in_metric])
     return {name: found[name] for name in MEANINGS if name in found}
 
 

@@ -60,6 +60,8 @@ class Measured:
     """Of the first mini-batch"""
     directions: dict[str, Tensor]
     """By name, [M, J] weights of each batch's gradients"""
+    alpha_bar: Tensor | None
+    """[K] the run's smoothed coefficients, where it has any"""
 
 
 def measure(
@@ -110,11 +112,10 @@ def measure(
             on_batch(m + 1)
         products = gram(g.flatten(0, 1)).view(*g.shape[:2], *g.shape[:2])  # [M, J, M, J]
         alpha_bar = balancer.harmonizer.alpha_bar if balancer.harmonizer is not None else None
-        in_metric = _in_metric(g, shared, updater, k)
-        every = directions(products, in_metric, k, alpha_bar)
+        every = directions(products, k, alpha_bar, _in_metric(g, shared, updater, k))
         steps = {name: _applied(g, shared, products, weights, updater, k) for name, weights in every.items()}
     images = config.rollout.groups * config.rollout.group_size
-    return Measured(names, images, products, steps, samples, every)
+    return Measured(names, images, products, steps, samples, every, alpha_bar)
 
 
 def _measuring(config: RunConfig) -> RunConfig:

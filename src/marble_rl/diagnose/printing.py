@@ -23,6 +23,11 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
     console.print(
         "smallest cosine with a reward's gradient; conflict: how often it is negative in another batch", style="dim"
     )
+    if found.larger:
+        console.print(_larger(found))
+        console.print(
+            "smallest cosine with the mean gradient of the images left over, and how often it is negative", style="dim"
+        )
     console.print(_signals(found))
     console.print(_cosines(found))
     console.print(_specialists(found))
@@ -60,6 +65,18 @@ def _directions(found: Diagnosis) -> Table:
             _shown(figures.rest["min_cos"]),
             _shown(found.applied[name].min_cos),
         )
+    return table
+
+
+def _larger(found: Diagnosis) -> Table:
+    table = _table(
+        "Directions made from larger batches", "", *(f"{size * found.images} images" for size in (1, *found.larger))
+    )
+    for name in found.directions:
+        if not all(name in by_name for by_name in found.larger.values()):
+            continue
+        figures = [found.directions[name], *(by_name[name] for by_name in found.larger.values())]
+        table.add_row(name, *(f"{f.rest['min_cos'].mean:+.3f} {f.rest['conflict'].mean:.2f}" for f in figures))
     return table
 
 

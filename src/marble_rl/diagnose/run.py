@@ -19,11 +19,12 @@ from marble_rl.diagnose.analysis import (
     QpFacts,
     constructed_conflict,
     direction_figures,
+    merged,
     qp_facts,
     signal,
     true_cosines,
 )
-from marble_rl.diagnose.directions import MEANINGS
+from marble_rl.diagnose.directions import MEANINGS, directions
 from marble_rl.diagnose.measure import Measured, Sample, measure
 from marble_rl.inference import open_target
 from marble_rl.runfolder import RunFolder
@@ -33,6 +34,10 @@ SIZES = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
 """Batch sizes beside the one measured."""
 TOLD_EVERY = 10
 """Mini-batches between two lines where the output is not a terminal."""
+LARGER = (2, 4, 8, 16)
+"""Batch sizes beside the one measured at which directions are compared too, by merging mini-batches."""
+FEWEST = 3
+"""Batches that must be left after merging."""
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -53,6 +58,8 @@ class Diagnosis:
     batches: int
     images: int
     directions: dict[str, DirectionFigures]
+    larger: dict[int, dict[str, DirectionFigures]]
+    """The same for batches so many times as large, as far as there are enough"""
     applied: dict[str, AppliedFigures]
     signal: dict[float, list[float]]
     """By batch size relative to the run's: [K]"""
@@ -101,12 +108,14 @@ def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Pat
 
 def _told(measured: Measured, step: int | None) -> Diagnosis:
     k, products = len(measured.names), measured.products
+    larger = {size: merged(products, size) for size in LARGER if len(products) // size >= FEWEST}
     return Diagnosis(
         measured.names,
         step,
         len(products),
         measured.images,
-        {name: direction_figures(products, weights, k) for name, weights in measured.directions.items()},
+        _figures(products, measured.directions, k),
+        {size: _figures(of, directions(of, k, measured.alpha_bar), k) for size, of in larger.items()},
         {name: _applied(cosines) for name, cosines in measured.applied.items()},
         {size: signal(products, k, size).tolist() for size in SIZES},
         true_cosines(products, k).tolist(),
@@ -114,6 +123,10 @@ def _told(measured: Measured, step: int | None) -> Diagnosis:
         constructed_conflict(products, k, STRENGTHS) if k > 1 else [],
         measured.samples,
     )
+
+
+def _figures(products: Tensor, weights: dict[str, Tensor], rewards: int) -> dict[str, DirectionFigures]:
+    return {name: direction_figures(products, of, rewards) for name, of in weights.items()}
 
 
 def _applied(cosines: Tensor) -> AppliedFigures:

@@ -21,6 +21,8 @@ class Direction:
     """`min_cos` and `conflict`, with the gradients of the batch that it was made from"""
     other: dict[str, Difference]
     """With those of independent batches"""
+    by_size: dict[int, Difference]
+    """Smallest cosine with the mean gradient of all other images, by batch size relative to the run's"""
     step: Difference | None
     """Smallest cosine of the step that AdamW would take, on independent batches"""
 
@@ -76,7 +78,8 @@ def _parse(tree: dict[str, Any]) -> StoredDiagnosis:
     for name, figures in tree["directions"].items():
         step = _estimates(applied.get(name, {})).get("min_cos")
         own, other = _estimates(figures["in_batch"]), _estimates(figures["independent"])
-        directions.append(Direction(str(name), str(meanings.get(name, "")), own, other, step))
+        by_size = _worst_by_size(name, tree)
+        directions.append(Direction(str(name), str(meanings.get(name, "")), own, other, by_size, step))
     found = StoredDiagnosis(
         rewards,
         tree["step"],
@@ -94,6 +97,12 @@ def _parse(tree: dict[str, Any]) -> StoredDiagnosis:
     if not (found.rewards and found.directions and found.norms and len(found.cosines) == len(rewards)):
         raise ValueError("it has no directions, or not a cosine for every reward")
     return found
+
+
+def _worst_by_size(direction: str, tree: dict[str, Any]) -> dict[int, Difference]:
+    sizes = {1: tree["directions"]} | {int(size): of for size, of in tree.get("larger", {}).items()}
+    found = {size: _estimates(of.get(direction, {}).get("rest", {})) for size, of in sorted(sizes.items())}
+    return {size: figures["min_cos"] for size, figures in found.items() if "min_cos" in figures}
 
 
 def _estimates(figures: dict[str, Any]) -> dict[str, Difference]:

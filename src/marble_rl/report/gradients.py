@@ -36,6 +36,7 @@ def diagnosis(run: RunData) -> Section:
     )
     charts = [
         *_forests(found),
+        *_larger(found),
         _cosines(found),
         *_signal(run, found),
         _norms(found),
@@ -63,6 +64,26 @@ def _forests(found: StoredDiagnosis) -> list[Chart]:
         if rows:
             charts.append(forest(title, rows, width=460.0, note=note))
     return charts
+
+
+def _larger(found: StoredDiagnosis) -> list[Chart]:
+    """Only those with a colour of their own: ten lines on top of each other tell nothing."""
+    lines = []
+    for direction in found.directions:
+        if direction.name in KNOWN and len(direction.by_size) > 1:
+            x = [math.log2(size) for size in direction.by_size]
+            y = [figure.mean for figure in direction.by_size.values()]
+            reach = [(figure.high - figure.low) / 2 for figure in direction.by_size.values()]
+            lines.append(Line(direction.name, x, y, KNOWN[direction.name], direction.name, reach=reach))
+    if not lines:
+        return []
+    places = {math.log2(size): f"x{size}" for direction in found.directions for size in direction.by_size}
+    note = (
+        "Worst cosine of directions made from larger batches, with the mean gradient of all images left over. Above 0 "
+        "the batch is large enough for the direction to serve every reward in truth."
+    )
+    chart = line_chart("Worst cosine by batch size", lines, include=[0.0], places=places, unit="batch", note=note)
+    return [chart]
 
 
 def _table(found: StoredDiagnosis) -> Table:

@@ -22,7 +22,7 @@ LEAST_SEEDS = 2
 
 
 class Study:
-    """Results of jobs, and what `marble diagnose` wrote about some of their runs, by job."""
+    """Results of jobs, and what `marble diagnose` wrote about some runs, by name."""
 
     def __init__(self, results: Sequence[JobResult], diagnoses: Mapping[str, Mapping[str, Any]]) -> None:
         self.results = results
@@ -64,7 +64,7 @@ class Study:
 
 
 def read_study(folder: Path) -> Study:
-    """FOLDER/jobs/*.json and FOLDER/diagnoses/*.json, or the diagnoses that stand in the jobs' run folders."""
+    """FOLDER/jobs/*.json, and the diagnoses in FOLDER/diagnoses and in the jobs' run folders."""
     results = [result for result in read_results(folder).values() if result.failed is None]
     if not results:
         raise InputError(f"{folder}: no results of jobs in {folder / JOBS}; give the --out of a comparison")
@@ -76,7 +76,8 @@ def read_diagnoses(folder: Path) -> dict[str, Any]:
 
 
 def diagnoses_in(folder: Path) -> dict[str, Path]:
-    """By job."""
-    beside = {file.stem: file for file in sorted((folder / DIAGNOSES).glob("*.json"))}
-    inside = sorted((folder / JOBS).glob("*/run/diagnosis/diagnosis.json"))
-    return beside | {file.parents[2].name: file for file in inside}
+    """By name, which is the job's where its run was diagnosed."""
+    kept = {file.stem: file for file in sorted((folder / DIAGNOSES).glob("*.json"))}
+    runs = [*sorted((folder / DIAGNOSES).glob("*")), *sorted((folder / JOBS).glob("*/run"))]
+    files = {run.parent.name if run.name == "run" else run.name: run / "diagnosis" / "diagnosis.json" for run in runs}
+    return kept | {name: file for name, file in files.items() if file.exists()}
