@@ -10,10 +10,10 @@ conflict() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-conflict.yaml --out 
 compare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-study.yaml --out "$OUT" "$@"; }
 
 compare --methods base,joint --seeds 0-2
-conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm --seeds 0-2
+conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,marble_noise_aware --seeds 0-2
 compare --methods variants --seeds 0-2
 compare --methods ablations --seeds 0-2
-compare --methods base,joint --seeds 3-4
+compare --methods base,joint,marble_alpha_over_norm --seeds 3-4
 compare --methods specialists --seeds 0-4
 # What gradients are like: at the beginning, at the end, and where rewards conflict.
 diagnose() { [ -e "$1/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$1" --batches "$BATCHES"; }

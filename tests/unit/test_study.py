@@ -71,6 +71,17 @@ NEAR = (("marble", 0.3, 0.1), ("weighted_sum", 0.35, 0.0))
 """(method, score in seed 0, more in each seed): ahead on average, but not in every seed."""
 
 
+def test_gains_in_units_of_the_specialists() -> None:
+    scores = {"base": [0.1] * 6, "marble": [0.3, 0.2, 0.1, 0.0, 0.5, 0.2], "only-geneval": [0.5, *[0.1] * 5]}
+    found = study(scores | {"only-ocr": [0.1] * 6})
+    share = found.share("marble", "geneval")
+    assert share is not None
+    assert share.mean == pytest.approx(0.5)
+    assert found.share("marble", "ocr") is None, "its specialist gains nothing"
+    assert found.share("marble", "hpsv2") is None, "it has no specialist"
+    assert found.share("gdpo", "geneval") is None, "it was not run"
+
+
 def test_better_means_an_interval_above_zero() -> None:
     found = study({"base": LOW, "weighted_sum": LOW, "marble": HIGH})
     assert better("marble", "weighted_sum")(found).verdict == "confirmed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from marble_rl.compare.table import Comparison, Row, compare_results
 from marble_rl.errors import InputError
 
 DIAGNOSES = "diagnoses"
+BASE = "base"
 CONFLICT = "conflict"
 """Folder in that of a study with the same for configs/mini-conflict.yaml."""
 LEAST_SEEDS = 2
@@ -51,6 +53,20 @@ class Study:
         if other not in self._against:
             self._against[other] = compare_results(self.results, other)
         return self._against[other]
+
+    def share(self, method: str, reward: str) -> Interval | None:
+        """The gain of ``method`` on a reward over the untrained model, in units of the gain of the reward's specialist;
+        None where one of them was not run, or the specialist gains nothing. The interval is that of the numerator."""
+        jobs = {(result.method, result.seed) for result in self.results}
+        seeds = {seed for name, seed in jobs if name == BASE}
+        specialist = f"only-{reward}"
+        if not all(any((name, seed) in jobs for seed in seeds) for name in (method, specialist)):
+            return None
+        most = self.difference(specialist, BASE)[reward].mean
+        gain = self.difference(method, BASE)[reward]
+        if most <= 0:
+            return None
+        return replace(gain, mean=gain.mean / most, low=gain.low / most, high=gain.high / most)
 
     def training(self, method: str, key: str) -> Interval | None:
         """Mean over seeds of a figure of metrics.jsonl, where two seeds or more have it."""

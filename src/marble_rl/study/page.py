@@ -9,12 +9,11 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from marble_rl.compare.report import markdown_tables, notes
+from marble_rl.compare.report import markdown_table, markdown_tables, notes
 from marble_rl.report.wording import number
 from marble_rl.study.claims import estimate, judge_ours, judge_paper
-from marble_rl.study.findings import Study
+from marble_rl.study.findings import BASE, Study
 
-BASE = "base"
 DIRECTIONS = ("weighted_sum", "uniform", "marble", "alpha_over_norm", "marble_adam_metric", "mean_gram", "noise_aware")
 """Of a diagnosis, those that its table shows."""
 
@@ -33,6 +32,7 @@ def results_page(study: Study, conflict: Study | None) -> str:
         tables=markdown_tables(study.table),
         notes=notes(study.table),
         changes=_changes(study),
+        shares=_shares(study),
         conflict=None if conflict is None else _changes(conflict),
         conflict_notes=[] if conflict is None else notes(conflict.table),
         paper=paper,
@@ -42,7 +42,8 @@ def results_page(study: Study, conflict: Study | None) -> str:
         minutes=sum(r.train_seconds + r.evaluate_seconds for r in study.results) / 60,
         longest=max((r.train_seconds + r.evaluate_seconds) / 60 for r in study.results),
         versions=study.table.versions,
-        diagnoses=[_diagnosis(name, found) for name, found in study.diagnoses.items()],
+        diagnoses=_diagnoses(study),
+        conflict_diagnoses=[] if conflict is None else _diagnoses(conflict),
     )
 
 
@@ -54,9 +55,31 @@ def _changes(study: Study) -> str:
     return next((table for title, table in tables if title.startswith("Difference")), "")
 
 
+def _shares(study: Study) -> str:
+    """Table of the gains in units of the specialists'; nothing where there are no specialists. The smallest is bold."""
+    body = []
+    for row in study.table.rows:
+        shares = {reward: study.share(row.method, reward) for reward in study.trained}
+        known = {reward: share for reward, share in shares.items() if share is not None}
+        if row.method == BASE or row.method.startswith("only-") or not known:
+            continue
+        least = min(known, key=lambda reward: known[reward].mean)
+        cells = []
+        for reward, share in shares.items():
+            text = "" if share is None else f"{share.mean:.2f} ±{share.half_width:.2f}"
+            cells.append(f"**{text}**" if reward == least else text)
+        body.append([row.method, str(known[least].n), *cells])
+    return markdown_table(["method", "n", *study.trained], body) if body else ""
+
+
+def _diagnoses(study: Study) -> list[dict[str, Any]]:
+    return [_diagnosis(name, found) for name, found in study.diagnoses.items()]
+
+
 def _diagnosis(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
+        "by_size": {1: found["directions"]} | {int(size): of for size, of in found["larger"].items()},
         "qp_norm": fmean(found["qp"]["norm"]),
         "near_zero": found["qp"]["near_zero"],
         **{key: found[key] for key in ("batches", "images", "step", "names", "signal", "cosines")},
