@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from marble_rl.config.schema import LoraConfig, OldPolicyConfig, OptimizerConfig
+from marble_rl.diagnose.analysis import direction_figures
 from marble_rl.models import load_model
 from marble_rl.models.lora import LoraPolicy
 from marble_rl.update import Updater
@@ -33,6 +36,8 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
     assert outcomes[0].out == outcomes[1].out, "seeded"
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert (tmp_path / "one" / "diagnosis.png").stat().st_size > 10_000
+    products = torch.from_numpy(np.load(tmp_path / "one" / "products.npy"))
+    assert products.shape == (6, 4, 6, 4)
 
     found = json.loads(outcomes[0].out)
     assert json.loads((tmp_path / "one" / "diagnosis.json").read_text()) == found
@@ -49,6 +54,9 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
     assert set(found["larger"]) == {"2"}, "6 mini-batches make 3 of twice the size; fewer would tell nothing"
     assert set(found["larger"]["2"]) <= set(directions)
     assert found["larger"]["2"]["marble"] != directions["marble"]
+    alone = torch.tensor([1.0, 1, 1, 0], dtype=torch.float64).expand(6, 4)
+    mine = direction_figures(products, alone, 3).independent["min_cos"]
+    assert asdict(mine) == pytest.approx(directions["uniform"]["independent"]["min_cos"])
     own = {name: figures["in_batch"]["min_cos"]["mean"] for name, figures in directions.items()}
     assert own["marble"] == pytest.approx(max(own.values())), (
         "no direction has a larger smallest cosine in its own batch"

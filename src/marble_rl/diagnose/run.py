@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -83,7 +84,8 @@ def _plain(value: Any) -> Any:
 
 
 def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Path, console: Console) -> Diagnosis:
-    """Measure ``batches`` fresh mini-batches with a run's checkpoint; write diagnosis.json and diagnosis.png."""
+    """Measure ``batches`` fresh mini-batches with a run's checkpoint; write diagnosis.json, diagnosis.png and
+    products.npy."""
     RunFolder(run).load_config()
     opened = open_target(str(run), step=step, device=device)
     columns = (TextColumn("mini-batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -100,6 +102,7 @@ def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Pat
     with storage_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "diagnosis.json", found.to_json())
+        np.save(out / "products.npy", measured.products.numpy())
     from marble_rl.diagnose.figure import draw_diagnosis
 
     draw_diagnosis(found, out / "diagnosis.png")
