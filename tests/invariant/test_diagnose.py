@@ -54,6 +54,9 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
     assert set(found["larger"]) == {"2"}, "6 mini-batches make 3 of twice the size; fewer would tell nothing"
     assert set(found["larger"]["2"]) <= set(directions)
     assert found["larger"]["2"]["marble"] != directions["marble"]
+    assert -1 <= found["advantages"]["agreement"]["mean"] <= 1
+    assert sum(share["mean"] for share in found["advantages"]["alpha_of_advantages"]) == pytest.approx(1)
+    assert {"min_variance"} <= set(directions) & set(found["larger"]["2"])
     alone = torch.tensor([1.0, 1, 1, 0], dtype=torch.float64).expand(6, 4)
     mine = direction_figures(products, alone, 3).independent["min_cos"]
     assert asdict(mine) == pytest.approx(directions["uniform"]["independent"]["min_cos"])

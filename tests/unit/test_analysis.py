@@ -11,6 +11,7 @@ from torch import Tensor
 from marble_rl.coefficients.harmonizer import common_direction
 from marble_rl.diagnose.analysis import (
     Estimate,
+    advantage_facts,
     constructed_conflict,
     direction_figures,
     merged,
@@ -19,6 +20,7 @@ from marble_rl.diagnose.analysis import (
     true_cosines,
     unbiased_products,
 )
+from marble_rl.diagnose.measure import second_moments
 
 K, P = 3, 4000
 
@@ -117,6 +119,43 @@ def test_the_qp_over_batches() -> None:
     assert facts.norm == pytest.approx([common_direction(gram).norm] * 10)
     assert facts.combined == pytest.approx(facts.norm)  # unit gradients, so the rescaling is by 1
     assert facts.near_zero == 0.0
+
+
+def correlated_advantages(batches: int, samples: int) -> Tensor:
+    """[M, N, K]: the first two rewards agree on most samples, the third opposes them."""
+    dice = torch.Generator().manual_seed(3)
+    shared, own = (torch.randn(batches, samples, n, dtype=torch.float64, generator=dice) for n in (1, K))
+    return shared * torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64) + own
+
+
+@pytest.mark.parametrize("common", [0.0, 1.0])
+def test_noise_has_the_cosines_of_the_advantages(common: float) -> None:
+    """g_k = mean_i A_ki s_i: with nothing in common between samples the QP sees the advantages alone. Where parameters
+    serve the rewards in other ways than the advantages correlate, it sees that."""
+    dice = torch.Generator().manual_seed(4)
+    a = correlated_advantages(20, 64)
+    slopes = torch.randn(20, 64, P, dtype=torch.float64, generator=dice)
+    g = torch.einsum("mnk,mnp->mkp", a, slopes) / 64
+    g = g + common * g.norm(dim=2).mean() * 3 * torch.eye(K, P, dtype=torch.float64)[[0, 1, 0]]
+    g = torch.cat([g, g.sum(1, keepdim=True)], dim=1)
+    moments = torch.stack([second_moments(of) for of in a])
+    facts = advantage_facts(products_of(g), moments, K)
+    assert facts.agreement is not None
+    difference = max(abs(x.mean - y.mean) for x, y in zip(facts.alpha, facts.alpha_of_advantages, strict=True))
+    if common:
+        assert facts.agreement.mean < 0
+        assert difference > 0.1
+    else:
+        assert facts.agreement.mean > 0.98
+        assert difference < 0.01
+    assert torch.tensor(facts.correlations) == pytest.approx(
+        torch.tensor([[1.0, 0.5, -0.5], [0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]), abs=0.06
+    )
+
+
+def test_two_rewards_have_no_pairs_to_compare() -> None:
+    facts = advantage_facts(products(4, 1.0)[:, :2, :, :2], torch.eye(2, dtype=torch.float64).expand(4, 2, 2), 2)
+    assert facts.agreement is None
 
 
 def test_a_constructed_conflict_ends_in_nothing() -> None:

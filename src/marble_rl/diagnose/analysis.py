@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.bootstrap import resampled_mean
+from marble_rl.coefficients.harmonizer import common_direction
 from marble_rl.coefficients.min_norm import min_norm
 from marble_rl.harmony import Harmony, harmony, in_batch_harmony
 
@@ -156,6 +157,52 @@ def qp_facts(products: Tensor, weights: Tensor, rewards: int) -> QpFacts:
         length = float((weights[m] @ products[m, :, m] @ weights[m]).clamp_min(0).sqrt())
         combined.append(length / float(lengths[active].mean()) if active.any() else 0.0)
     return QpFacts(norms, combined, sum(norm < NEAR_ZERO for norm in norms) / len(norms))
+
+
+@dataclass(frozen=True)
+class AdvantageFacts:
+    """Are the cosines between gradients those of parameters, or only the correlations of the rewards' advantages?
+
+    g_k = mean_i A_ki s_i. Where the samples' s_i have nothing in common, as in noise, g_k.g_l is
+    mean_i A_ki A_li |s_i|^2 / N: the products of gradients are those of advantages, and the min-norm point is the mix
+    of advantages with the smallest variance. It could be found without any gradient, and says nothing of what the
+    parameters can do for a reward.
+    """
+
+    correlations: list[list[float]]
+    """[K, K] between the rewards' advantages, mean over batches"""
+    agreement: Estimate | None
+    """Correlation, over pairs of rewards, of gradients' cosines with advantages' correlations in the same batch; None
+    for less than three rewards"""
+    alpha: list[Estimate]
+    """[K] of the min-norm point of the gradients"""
+    alpha_of_advantages: list[Estimate]
+    """[K] of the advantages"""
+
+
+def advantage_facts(products: Tensor, advantages: Tensor, rewards: int) -> AdvantageFacts:
+    """``advantages`` [M, K, K]: mean_i A_ki A_li of each batch."""
+    grams = torch.einsum("mjmi->mji", products)[:, :rewards, :rewards]
+    pairs = torch.triu_indices(rewards, rewards, 1)
+    cosines, correlations = _unit(grams), _unit(advantages)
+    told = []
+    for two in zip(cosines, correlations, strict=True):
+        columns = torch.stack([one[pairs[0], pairs[1]] for one in two])
+        if rewards > 2 and (columns.std(1) > 0).all():
+            told.append(float(torch.corrcoef(columns)[0, 1]))
+    alphas = [torch.stack([common_direction(of).alpha for of in every]) for every in (grams, advantages)]
+    return AdvantageFacts(
+        correlations.mean(0).tolist(),
+        Estimate.of(told) if told else None,
+        *([Estimate.of(column.tolist()) for column in alpha.T] for alpha in alphas),
+    )
+
+
+def _unit(grams: Tensor) -> Tensor:
+    """[M, K, K] divided by lengths; 0 where there is none."""
+    lengths = torch.einsum("mkk->mk", grams).sqrt()
+    inverse = torch.where(lengths > 0, 1 / lengths.clamp_min(1e-300), 0.0)
+    return grams * inverse[:, :, None] * inverse[:, None, :]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ MEANINGS = {
     "uniform": "the mean of the rewards' gradients (equal coefficients on advantages)",
     "unit_mean": "the mean of the unit gradients",
     "marble": "the min-norm point of this batch's unit gradients (the paper's refresh)",
-    "marble_adam_metric": "the same in the products of AdamW's metric, so for the step that it takes",
-    "marble_no_norm": "the same without unit length (the paper's ablation)",
+    "min_variance": "the same of the advantages instead of the gradients: their mix with the smallest variance",
+    "marble_adam_metric": "the min-norm point in AdamW's metric, so for the step that it takes",
+    "marble_no_norm": "the min-norm point without unit length (the paper's ablation)",
     "between_refreshes": "the run's smoothed coefficients on advantages (the paper's other steps)",
     "alpha_over_norm": "the run's smoothed coefficients on unit gradients",
     "mean_gram": "the min-norm point of the products averaged over all batches",
@@ -30,16 +31,17 @@ MEANINGS = {
 
 
 def directions(
-    products: Tensor, rewards: int, alpha_bar: Tensor | None, in_metric: Tensor | None = None
+    products: Tensor, advantages: Tensor, rewards: int, alpha_bar: Tensor | None, in_metric: Tensor | None = None
 ) -> dict[str, Tensor]:
     """By name, [M, J] weights of each batch's gradients, from their products [M, J, M, J].
 
-    ``alpha_bar`` [K]: the run's smoothed coefficients, where it has any. ``in_metric`` [M, J, J]: each batch's Gram
-    matrix in AdamW's metric, where it is known.
+    ``advantages`` [M, K, K]: mean_i A_ki A_li of each batch. ``alpha_bar`` [K]: the run's smoothed coefficients, where
+    it has any. ``in_metric`` [M, J, J]: each batch's Gram matrix in AdamW's metric, where it is known.
     """
     plain = torch.einsum("mjmi->mji", products)
     rules = _rules(products, rewards, alpha_bar)
     found = {name: torch.stack([rule(gram) for gram in plain]) for name, rule in rules.items()}
+    found["min_variance"] = torch.stack([_padded(common_direction(of).weights) for of in advantages])
     if in_metric is not None:
         found["marble_adam_metric"] = torch.stack([rules["marble"](gram) for gram in in_metric])
     return {name: found[name] for name in MEANINGS if name in found}

@@ -53,6 +53,8 @@ class Measured:
     """In each mini-batch"""
     products: Tensor
     """[M, J, M, J] float64; J = K + 1, the last column being the weighted sum"""
+    advantages: Tensor
+    """[M, K, K] float64: mean_i A_ki A_li over the images of each batch"""
     applied: dict[str, Tensor]
     """By direction, [M, M, K] float64: cosines of the step that AdamW would take for the direction made from batch m,
     with the rewards' gradients of batch n"""
@@ -97,6 +99,7 @@ def measure(
         scale.load_state_dict(checkpoint.state.get("scale", {}))
         micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
     samples: list[Sample] = []
+    advantages = torch.zeros(batches, k, k, dtype=torch.float64)
     with TemporaryDirectory(prefix="marble-diagnose-") as scratch:
         # In a file: fifty batches of a large model's gradients are more than fits in memory.
         g = _stored(Path(scratch) / "gradients", (batches, k + 1, size))
@@ -108,14 +111,15 @@ def measure(
             compute = partial(policy_gradients, model, policy, batch, columns, config.loss, per_column=True)
             found = _computed(compute, micro_batch, scale)
             g[m], shared[m] = found.g.cpu(), found.shared.cpu()
+            advantages[m] = second_moments(experience.scored.advantages)
             samples = samples or _samples(experience, experience.scored)
             on_batch(m + 1)
         products = gram(g.flatten(0, 1)).view(*g.shape[:2], *g.shape[:2])  # [M, J, M, J]
         alpha_bar = balancer.harmonizer.alpha_bar if balancer.harmonizer is not None else None
-        every = directions(products, k, alpha_bar, _in_metric(g, shared, updater, k))
+        every = directions(products, advantages, k, alpha_bar, _in_metric(g, shared, updater, k))
         steps = {name: _applied(g, shared, products, weights, updater, k) for name, weights in every.items()}
     images = config.rollout.groups * config.rollout.group_size
-    return Measured(names, images, products, steps, samples, every, alpha_bar)
+    return Measured(names, images, products, advantages, steps, samples, every, alpha_bar)
 
 
 def _measuring(config: RunConfig) -> RunConfig:
@@ -130,6 +134,12 @@ def _measuring(config: RunConfig) -> RunConfig:
 def _computed(compute: Callable[..., PolicyGradients], micro_batch: MicroBatch, scale: LossScale) -> RewardGradients:
     """As in training: on the scale, and as many samples a pass, as the run's numbers and memory need."""
     return micro_batch.applied(lambda size: scale.applied(partial(compute, micro_batch=size))).gradients
+
+
+def second_moments(advantages: Tensor) -> Tensor:
+    """[K, K] float64: mean_i A_ki A_li of advantages [N, K]."""
+    a = advantages.to("cpu", torch.float64)
+    return a.T @ a / len(a)
 
 
 def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:

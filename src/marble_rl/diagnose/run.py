@@ -14,10 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from marble_rl.diagnose.analysis import (
+    AdvantageFacts,
     Conflict,
     DirectionFigures,
     Estimate,
     QpFacts,
+    advantage_facts,
     constructed_conflict,
     direction_figures,
     merged,
@@ -66,6 +68,7 @@ class Diagnosis:
     """By batch size relative to the run's: [K]"""
     cosines: list[list[float]]
     """[K, K] between the rewards' true gradients; NaN where one cannot be told from noise"""
+    advantages: AdvantageFacts
     qp: QpFacts
     conflict: list[Conflict]
     samples: list[Sample]
@@ -111,21 +114,28 @@ def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Pat
 
 def _told(measured: Measured, step: int | None) -> Diagnosis:
     k, products = len(measured.names), measured.products
-    larger = {size: merged(products, size) for size in LARGER if len(products) // size >= FEWEST}
+    sizes = [size for size in LARGER if len(products) // size >= FEWEST]
     return Diagnosis(
         measured.names,
         step,
         len(products),
         measured.images,
         _figures(products, measured.directions, k),
-        {size: _figures(of, directions(of, k, measured.alpha_bar), k) for size, of in larger.items()},
+        {size: _larger(measured, size) for size in sizes},
         {name: _applied(cosines) for name, cosines in measured.applied.items()},
         {size: signal(products, k, size).tolist() for size in SIZES},
         true_cosines(products, k).tolist(),
+        advantage_facts(products, measured.advantages, k),
         qp_facts(products, measured.directions["marble"], k),
         constructed_conflict(products, k, STRENGTHS) if k > 1 else [],
         measured.samples,
     )
+
+
+def _larger(measured: Measured, size: int) -> dict[str, DirectionFigures]:
+    k, products = len(measured.names), merged(measured.products, size)
+    advantages = measured.advantages[: len(products) * size].unflatten(0, (-1, size)).mean(1)
+    return _figures(products, directions(products, advantages, k, measured.alpha_bar), k)
 
 
 def _figures(products: Tensor, weights: dict[str, Tensor], rewards: int) -> dict[str, DirectionFigures]:
