@@ -10,7 +10,8 @@ conflict() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-conflict.yaml --out 
 compare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-study.yaml --out "$OUT" "$@"; }
 
 compare --methods base,joint --seeds 0-2
-conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,marble_noise_aware --seeds 0-2
+conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,marble_noise_aware,min_variance \
+  --seeds 0-2
 compare --methods variants --seeds 0-2
 compare --methods ablations --seeds 0-2
 compare --methods base,joint,marble_alpha_over_norm --seeds 3-4

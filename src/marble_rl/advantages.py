@@ -56,6 +56,12 @@ def group_advantages(
     return advantages.to(values.dtype if values.is_floating_point() else torch.float64)
 
 
+def second_moments(advantages: Tensor) -> Tensor:
+    """[K, K] float64: mean_i A_ki A_li of advantages [N, K]."""
+    a = advantages.to("cpu", torch.float64)
+    return a.T @ a / len(a)
+
+
 def _group_sum(rows: Tensor, group: Tensor) -> Tensor:
     """Sum the rows [N, K] of each group: [G, K]."""
     total = rows.new_zeros(int(group.max()) + 1 if len(group) else 0, rows.shape[1])

@@ -90,6 +90,7 @@ BALANCES: dict[str, dict[str, Any]] = {
     "fixed": {"type": "fixed"},
     "gdpo": {"type": "gdpo"},
     "dropout": {"type": "dropout", "rate": 0.5},
+    "smallest variance": {"type": "min_variance"},
 }
 
 

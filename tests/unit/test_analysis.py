@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from marble_rl.advantages import second_moments
 from marble_rl.coefficients.harmonizer import common_direction
 from marble_rl.diagnose.analysis import (
     Estimate,
@@ -20,7 +21,6 @@ from marble_rl.diagnose.analysis import (
     true_cosines,
     unbiased_products,
 )
-from marble_rl.diagnose.measure import second_moments
 
 K, P = 3, 4000
 

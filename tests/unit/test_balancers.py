@@ -14,6 +14,7 @@ from marble_rl.config.schema import (
     GdpoBalance,
     LossConfig,
     MarbleBalance,
+    MinVarianceBalance,
     ModelConfig,
     PromptsConfig,
     PromptSourceConfig,
@@ -42,6 +43,7 @@ BALANCES = {
     "single": SingleBalance(type="single", reward="aesthetic"),
     "sequential": SequentialBalance(type="sequential", stages=STAGES),
     "dropout": DropoutBalance(type="dropout", rate=0.5),
+    "min_variance": MinVarianceBalance(type="min_variance"),
 }
 COEFFICIENTS = {
     "marble": [0.25] * 4,
@@ -209,6 +211,25 @@ def test_dropout_combines_by_its_coefficients():
     for step in range(5):
         expected = batch.advantages @ balancer.coefficients(step).double()
         torch.testing.assert_close(balancer.advantage(step, batch), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_min_variance_has_the_smallest_variance_and_smooths():
+    config = run_config(MinVarianceBalance(type="min_variance", ema_decay=0.0))
+    balancer, batch = build_balancer(config), scored(config)
+    unit = batch.advantages / batch.advantages.square().mean(0).sqrt()
+    balancer.advantage(0, batch)
+    alpha = balancer.coefficients(1)
+    assert alpha.sum().item() == pytest.approx(1.0)
+    dice = torch.Generator().manual_seed(0)
+    others = torch.rand(500, 4, generator=dice, dtype=torch.float64)
+    others = torch.cat([torch.eye(4, dtype=torch.float64), others / others.sum(1, keepdim=True)])
+    assert (unit @ alpha).square().mean() <= (unit @ others.T).square().mean(0).min() + 1e-12
+
+    slow = build_balancer(run_config(MinVarianceBalance(type="min_variance", ema_decay=0.9)))
+    found = slow.advantage(0, batch)
+    expected = 0.9 / 4 + 0.1 * alpha
+    torch.testing.assert_close(slow.coefficients(1), expected)
+    torch.testing.assert_close(found, batch.advantages @ expected)
 
 
 def test_marble_takes_its_settings_from_the_config():

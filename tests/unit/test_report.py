@@ -211,8 +211,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: edit_diagnosis(run, lambda tree: tree.update(cosines=[[None] * 2] * 2, signal={"1.0": [None] * 2})),
         "Cosines between rewards",
     ),
-    "diagnosis without larger batches": (
-        lambda run: edit_diagnosis(run, lambda tree: tree.pop("larger")),
+    "diagnosis of an older version": (
+        lambda run: edit_diagnosis(run, lambda tree: [tree.pop(key) for key in ("larger", "advantages")]),
         "Another batch: worst cosine",
     ),
     "nothing on specialists": (
@@ -254,6 +254,7 @@ def test_a_diagnosis_is_shown_with_whatever_directions_it_has(copy: Path) -> Non
         "between_refreshes",
         "<new>",
         "Cosines between rewards",
+        "Correlations of advantages",
         "Signal by batch size",
         "Worst cosine by batch size",
         "Length of the common direction",
@@ -386,6 +387,7 @@ def test_a_long_run_with_many_rewards_and_pictures_stays_small(copy: Path, tiny_
         {"type": "single", "reward": "small"},
         {"type": "sequential", "stages": [{"reward": "small", "steps": 2}]},
         {"type": "dropout"},
+        {"type": "min_variance"},
     ],
     ids=lambda balance: balance["type"],
 )
@@ -578,7 +580,7 @@ def diagnosed(ours: tuple[float, float], theirs: tuple[float, float]) -> StoredD
         return Direction(name, "", {}, {"min_cos": found, "conflict": found}, {}, None)
 
     directions = [direction("weighted_sum", theirs), direction("marble", ours)]
-    return StoredDiagnosis(["a"], 8, 50, 8, directions, [[1.0]], {1.0: [0.5]}, [0.5], [1.0], 0.0, [], [])
+    return StoredDiagnosis(["a"], 8, 50, 8, directions, [[1.0]], [], None, {1.0: [0.5]}, [0.5], [1.0], 0.0, [], [])
 
 
 @pytest.mark.parametrize(

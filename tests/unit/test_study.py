@@ -166,7 +166,7 @@ def diagnosis(in_batch: tuple[float, float], independent: tuple[float, float]) -
     figures = {
         name: {
             kind: {key: about(rates[i]) for key in ("min_cos", "mean_cos", "conflict")}
-            for kind, rates in (("in_batch", in_batch), ("independent", independent))
+            for kind, rates in (("in_batch", in_batch), ("independent", independent), ("rest", independent))
         }
         for i, name in enumerate(("weighted_sum", "marble"))
     }
@@ -176,6 +176,13 @@ def diagnosis(in_batch: tuple[float, float], independent: tuple[float, float]) -
         "step": 60,
         "names": REWARDS[:2],
         "directions": figures,
+        "larger": {"2": figures},
+        "advantages": {
+            "correlations": [[1.0, -0.3], [-0.3, 1.0]],
+            "agreement": about(0.95),
+            "alpha": [about(0.4), about(0.6)],
+            "alpha_of_advantages": [about(0.45), about(0.55)],
+        },
         "applied": {name: {"min_cos": about(0.1), "conflict": about(0.1)} for name in figures},
         "signal": {"1.0": [0.1, 0.2], "16.0": [0.6, None]},
         "cosines": [[1.0, None], [None, 1.0]],

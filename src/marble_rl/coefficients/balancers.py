@@ -9,6 +9,7 @@ for one gradient per reward.
     sequential     A = A_k(step)                                                       a hand-made schedule
     dropout        A = mean of A_k over a random subset, drawn anew in each step
     gdpo           A = batch-normalised sum_k w_k A_k
+    min_variance   A = sum_k alpha_bar_k A_k, with alpha_bar from the QP on <A_k A_l>
     marble         A = sum_k alpha_bar_k A_k, with alpha_bar from the QP               docs/method.md, section 3
 """
 
@@ -22,13 +23,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from marble_rl.advantages import EPSILON, group_advantages
+from marble_rl.advantages import EPSILON, group_advantages, second_moments
 from marble_rl.coefficients.harmonizer import Harmonizer
 from marble_rl.config.schema import (
     DropoutBalance,
     FixedBalance,
     GdpoBalance,
     MarbleBalance,
+    MinVarianceBalance,
     RunConfig,
     SequentialBalance,
     SingleBalance,
@@ -97,6 +99,27 @@ class Marble(Balancer):
 
     def coefficients(self, step: int) -> Tensor:
         return self.harmonizer.alpha_bar
+
+
+class MinVariance(Balancer):
+    """What MARBLE does where gradients are noise (docs/diagnose.md), without a gradient."""
+
+    def __init__(self, names: Sequence[str], ema_decay: float, adv_clip: float) -> None:
+        # Not `harmonizer`: that one asks the trainer for gradients.
+        self._rule = Harmonizer(names, refresh_every=1, ema_decay=ema_decay, adv_clip=adv_clip)
+
+    def advantage(self, step: int, scored: Scored) -> Tensor:
+        self._rule.refresh(second_moments(scored.advantages))
+        return self._rule.combine(scored.advantages)
+
+    def coefficients(self, step: int) -> Tensor:
+        return self._rule.alpha_bar
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._rule.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rule.load_state_dict(state)
 
 
 class WeightedSum(Balancer):
@@ -173,6 +196,8 @@ def build_balancer(config: RunConfig) -> Balancer:
         return Fixed(weight_vector(names, {balance.reward: 1.0}, missing=0.0))
     if isinstance(balance, SequentialBalance):
         return Sequential([(s.steps, weight_vector(names, {s.reward: 1.0}, missing=0.0)) for s in balance.stages])
+    if isinstance(balance, MinVarianceBalance):
+        return MinVariance(names, balance.ema_decay, config.loss.adv_clip)
     if isinstance(balance, DropoutBalance):
         return Dropout(len(names), balance.rate, config.trainer.seed)
     assert isinstance(balance, FixedBalance)

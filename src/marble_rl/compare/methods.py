@@ -100,6 +100,11 @@ FIXED = {
             solver="equal",
             apply="alpha_over_norm",
         ),
+        _balance(
+            "min_variance",
+            "the QP on correlations of advantages, no gradient per reward: what MARBLE is where gradients are noise",
+            type="min_variance",
+        ),
         _marble("marble_gram", "MARBLE, gradient products smoothed instead of solutions", smooth="gram"),
         _marble(
             "marble_smooth_every_step",
@@ -115,8 +120,8 @@ FIXED = {
 
 JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
 VARIANTS = (
-    *("marble_alpha_over_norm", "unit_mean", "marble_smooth_every_step", "marble_gram", "marble_noise_aware"),
-    *("marble_adam_metric", "marble_late_uniform"),
+    *("marble_alpha_over_norm", "unit_mean", "min_variance", "marble_smooth_every_step", "marble_gram"),
+    *("marble_noise_aware", "marble_adam_metric", "marble_late_uniform"),
 )
 ABLATIONS = (
     *("marble_no_norm", "marble_every_step", "marble_n5", "marble_n20", "marble_rho01", "marble_rho09"),

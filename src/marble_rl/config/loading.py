@@ -16,6 +16,7 @@ from marble_rl.config.schema import (
     FixedBalance,
     GdpoBalance,
     MarbleBalance,
+    MinVarianceBalance,
     PromptSourceConfig,
     RewardConfig,
     RunConfig,
@@ -212,7 +213,7 @@ def _check_references(config: RunConfig) -> None:
         if all(balance.weights.get(name, 1.0) == 0 for name in trained):
             raise InputError("balance.weights: every weight is 0, so there is nothing to train; set one above 0")
     else:
-        assert isinstance(balance, DropoutBalance)
+        assert isinstance(balance, DropoutBalance | MinVarianceBalance)
 
     for split in ("train", "heldout"):
         for i, source in enumerate(getattr(config.prompts, split) or []):

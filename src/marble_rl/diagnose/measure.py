@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from marble_rl.advantages import second_moments
 from marble_rl.checkpoint import restoring
 from marble_rl.coefficients.balancers import Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
@@ -134,12 +135,6 @@ def _measuring(config: RunConfig) -> RunConfig:
 def _computed(compute: Callable[..., PolicyGradients], micro_batch: MicroBatch, scale: LossScale) -> RewardGradients:
     """As in training: on the scale, and as many samples a pass, as the run's numbers and memory need."""
     return micro_batch.applied(lambda size: scale.applied(partial(compute, micro_batch=size))).gradients
-
-
-def second_moments(advantages: Tensor) -> Tensor:
-    """[K, K] float64: mean_i A_ki A_li of advantages [N, K]."""
-    a = advantages.to("cpu", torch.float64)
-    return a.T @ a / len(a)
 
 
 def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:

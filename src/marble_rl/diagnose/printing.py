@@ -30,6 +30,14 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
         )
     console.print(_signals(found))
     console.print(_cosines(found))
+    console.print(_advantages(found))
+    if found.advantages.agreement is not None:
+        console.print(
+            f"cosines of gradients agree with correlations of advantages to {_shown(found.advantages.agreement)}; at 1 "
+            "the QP sees nothing else",
+            style="dim",
+            soft_wrap=True,
+        )
     console.print(_specialists(found))
     console.print(
         f"QP: mean length {fmean(found.qp.norm):.3f} (smallest {min(found.qp.norm):.3f}), "
@@ -91,6 +99,14 @@ def _cosines(found: Diagnosis) -> Table:
     table = _table("Cosines between the rewards' true gradients (? where one is lost in noise)", "", *found.names)
     for name, row in zip(found.names, found.cosines, strict=True):
         table.add_row(name, *("?" if c != c else f"{c:+.2f}" for c in row))
+    return table
+
+
+def _advantages(found: Diagnosis) -> Table:
+    table = _table("Coefficients of the QP, mean over mini-batches", "", *found.names)
+    facts = found.advantages
+    for name, shares in (("of the gradients", facts.alpha), ("of the advantages", facts.alpha_of_advantages)):
+        table.add_row(name, *(f"{share.mean:.2f}" for share in shares))
     return table
 
 

@@ -39,6 +39,10 @@ class StoredDiagnosis:
     directions: list[Direction]
     cosines: list[list[float | None]]
     """Between the rewards' true gradients; None where one is lost in noise"""
+    correlations: list[list[float | None]]
+    """Between the rewards' advantages; empty where an older version did not measure them"""
+    agreement: Difference | None
+    """Of the cosines between gradients in one batch with these"""
     signal: dict[float, list[float | None]]
     """By batch size relative to the run's, for each reward"""
     norms: list[float]
@@ -74,6 +78,7 @@ def read_diagnosis(folder: Path, remarks: list[str]) -> StoredDiagnosis | None:
 def _parse(tree: dict[str, Any]) -> StoredDiagnosis:
     rewards = [str(name) for name in tree["names"]]
     meanings, applied = tree.get("meanings", {}), tree.get("applied", {})
+    advantages = tree.get("advantages", {})
     directions = []
     for name, figures in tree["directions"].items():
         step = _estimates(applied.get(name, {})).get("min_cos")
@@ -87,6 +92,8 @@ def _parse(tree: dict[str, Any]) -> StoredDiagnosis:
         int(tree["images"]),
         directions,
         [_known(row, rewards) for row in tree["cosines"]],
+        [_known(row, rewards) for row in advantages.get("correlations", [])],
+        _estimates({"agreement": advantages.get("agreement") or {}}).get("agreement"),
         {float(size): _known(row, rewards) for size, row in sorted(tree["signal"].items(), key=lambda x: float(x[0]))},
         [float(value) for value in tree["qp"]["norm"]],
         [float(value) for value in tree["qp"]["combined"]],

@@ -38,6 +38,7 @@ def diagnosis(run: RunData) -> Section:
         *_forests(found),
         *_larger(found),
         _cosines(found),
+        *_correlations(found),
         *_signal(run, found),
         _norms(found),
         _lengths(found),
@@ -118,6 +119,20 @@ def _cosines(found: StoredDiagnosis) -> Chart:
         "little signal they are rough and can leave ±1; ? where a gradient is lost in noise."
     )
     return matrix("Cosines between rewards", found.rewards, found.rewards, found.cosines, note=note)
+
+
+def _correlations(found: StoredDiagnosis) -> list[Chart]:
+    if not found.correlations:
+        return []
+    agreement = ""
+    if found.agreement is not None:
+        agreement = (
+            f" Within one batch the cosines between gradients follow these to {number(found.agreement.mean)} "
+            f"({number(found.agreement.low)} to {number(found.agreement.high)}); at 1 gradients say nothing that "
+            "the rewards of its images do not."
+        )
+    note = f"Of the images in a batch: do two rewards prefer the same ones?{agreement}"
+    return [matrix("Correlations of advantages", found.rewards, found.rewards, found.correlations, note=note)]
 
 
 def _signal(run: RunData, found: StoredDiagnosis) -> list[Chart]:

@@ -32,6 +32,7 @@ METHODS = {
     "sequential": ", one after the other",
     "single": ": one of them alone",
     "dropout": " at once, with reward dropout",
+    "min_variance": " at once, by the mix with the smallest variance",
 }
 
 

@@ -258,6 +258,7 @@ PAPER = (
 OURS = {
     "marble_alpha_over_norm": "between refreshes, coefficients over cached gradient norms",
     "unit_mean": "equal coefficients over gradient norms, no QP",
+    "min_variance": "the QP on the advantages' correlations, no gradient per reward",
     "marble_smooth_every_step": "the QP in every step, on products smoothed over as many steps as in the paper",
     "marble_gram": "products of gradients are smoothed, not solutions",
     "marble_noise_aware": "the QP on what is not noise",
