@@ -14,7 +14,15 @@ from marble_rl.report.wording import number
 from marble_rl.study.claims import estimate, judge_ours, judge_paper
 from marble_rl.study.findings import BASE, Study
 
-DIRECTIONS = ("weighted_sum", "uniform", "marble", "alpha_over_norm", "marble_adam_metric", "mean_gram", "noise_aware")
+DIRECTIONS = (
+    "weighted_sum",
+    "uniform",
+    "marble",
+    "min_variance",
+    "alpha_over_norm",
+    "marble_adam_metric",
+    "noise_aware",
+)
 """Of a diagnosis, those that its table shows."""
 
 
@@ -82,7 +90,7 @@ def _diagnosis(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
         "by_size": {1: found["directions"]} | {int(size): of for size, of in found["larger"].items()},
         "qp_norm": fmean(found["qp"]["norm"]),
         "near_zero": found["qp"]["near_zero"],
-        **{key: found[key] for key in ("batches", "images", "step", "names", "signal", "cosines")},
+        **{key: found[key] for key in ("batches", "images", "step", "names", "signal", "cosines", "advantages")},
         "directions": {d: found["directions"][d] for d in DIRECTIONS if d in found["directions"]},
         "applied": {d: found["applied"][d] for d in DIRECTIONS if d in found["applied"]},
     }
