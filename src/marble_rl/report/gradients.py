@@ -128,8 +128,8 @@ def _correlations(found: StoredDiagnosis) -> list[Chart]:
     if found.agreement is not None:
         agreement = (
             f" Within one batch the cosines between gradients follow these to {number(found.agreement.mean)} "
-            f"({number(found.agreement.low)} to {number(found.agreement.high)}); at 1 gradients say nothing that "
-            "the rewards of its images do not."
+            f"({number(found.agreement.low)} to {number(found.agreement.high)}); at 1 gradients tell nothing that "
+            "the scores of its images do not."
         )
     note = f"Of the images in a batch: do two rewards prefer the same ones?{agreement}"
     return [matrix("Correlations of advantages", found.rewards, found.rewards, found.correlations, note=note)]
