@@ -28,7 +28,7 @@ from marble_rl.study.claims import (
     rewards_rise,
 )
 from marble_rl.study.findings import Study
-from marble_rl.study.page import results_page
+from marble_rl.study.page import gradients_page, results_page
 
 ROOT = Path(__file__).parents[2]
 REWARDS = ["geneval", "ocr", "pickscore", "clipscore", "hpsv2", "aesthetic"]
@@ -206,9 +206,12 @@ def test_every_claim_is_judged_and_told() -> None:
         assert f"| {judged['claim']} |" in page
         assert f"**{judged['verdict']}** | {judged['text']} |" in page
     assert len(judge_paper(data)) == len(PAPER)
-    assert "| signal at this batch size | 0.100 | 0.200 |" in page
-    assert "| at 16 times as many images | 0.600 | ? |" in page
-    assert "is 0.400 on average; 25 % of the mini-batches" in page
+    assert "| `marble-seed0`, step 60 | 0.100 to 0.200 | +0.80 (0.80) -> +0.00 (0.00) |" in page
+    assert "| `marble-seed0` | 0.40 (0.45) | 0.60 (0.55) |" in page
+    gradients = gradients_page(data, None)
+    assert "| signal at this batch size | 0.100 | 0.200 |" in gradients
+    assert "| at 16 times as many images | 0.600 | ? |" in gradients
+    assert "is 0.400 on average; 25 % of the mini-batches" in gradients
     assert (
         page.count("| marble | 3 | ▲ +0.4") == 3
     )  # against the weighted sum, the base model, and the same with conflict
@@ -235,8 +238,9 @@ def test_the_conflicting_reward_is_all_that_differs() -> None:
 
 
 def test_the_page_is_made_of_the_results_beside_it() -> None:
-    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    assert page == results_page(*read_kept(ROOT / "docs/results")), "run make results"
+    kept = read_kept(ROOT / "docs/results")
+    for name, page in (("results.md", results_page(*kept)), ("results/gradients.md", gradients_page(*kept))):
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == page, "run make results"
 
 
 @pytest.mark.parametrize(("folder", "config"), [(".", "mini-study.yaml"), ("conflict", "mini-conflict.yaml")])

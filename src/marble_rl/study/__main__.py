@@ -17,10 +17,11 @@ from marble_rl.compare.picture import draw
 from marble_rl.errors import InputError
 from marble_rl.storage import write_bytes
 from marble_rl.study.findings import CONFLICT, DIAGNOSES, Study, diagnoses_in, read_study
-from marble_rl.study.page import results_page
+from marble_rl.study.page import gradients_page, results_page
 
 KEPT = Path("docs/results")
 PAGE = Path("docs/results.md")
+GRADIENTS = KEPT / "gradients.md"
 PICTURE = Path("docs/images/study.png")
 
 
@@ -58,8 +59,10 @@ def main() -> int:
         return 2
     draw(study.table, PICTURE)
     write_bytes(PAGE, results_page(study, conflict).encode())
+    write_bytes(GRADIENTS, gradients_page(study, conflict).encode())
     jobs = len(study.results) + (0 if conflict is None else len(conflict.results))
-    print(f"wrote {PAGE} and {PICTURE} from {jobs} jobs and {len(study.diagnoses)} diagnoses in {KEPT}")
+    diagnoses = len(study.diagnoses) + (0 if conflict is None else len(conflict.diagnoses))
+    print(f"wrote {PAGE}, {GRADIENTS} and {PICTURE} from {jobs} jobs and {diagnoses} diagnoses in {KEPT}")
     return 0
 
 

@@ -26,17 +26,15 @@ DIRECTIONS = (
 """Of a diagnosis, those that its table shows."""
 
 
+LARGE = 8
+"""Merged mini-batches in the summary: as many images as the paper's batch, nearly."""
+
+
 def results_page(study: Study, conflict: Study | None) -> str:
-    environment = Environment(
-        loader=PackageLoader("marble_rl.study"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"estimate": estimate, "number": _told}
+    """docs/results.md"""
     paper = judge_paper(study)
-    return environment.get_template("results.md.j2").render(
+    return _rendered(
+        "results.md.j2",
         tables=markdown_tables(study.table),
         notes=notes(study.table),
         changes=_changes(study),
@@ -50,9 +48,26 @@ def results_page(study: Study, conflict: Study | None) -> str:
         minutes=sum(r.train_seconds + r.evaluate_seconds for r in study.results) / 60,
         longest=max((r.train_seconds + r.evaluate_seconds) / 60 for r in study.results),
         versions=study.table.versions,
-        diagnoses=_diagnoses(study),
-        conflict_diagnoses=[] if conflict is None else _diagnoses(conflict),
+        diagnoses=_diagnoses(study, conflict),
+        large=LARGE,
     )
+
+
+def gradients_page(study: Study, conflict: Study | None) -> str:
+    """docs/results/gradients.md"""
+    return _rendered("gradients.md.j2", diagnoses=_diagnoses(study, conflict))
+
+
+def _rendered(template: str, **values: Any) -> str:
+    environment = Environment(
+        loader=PackageLoader("marble_rl.study"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"estimate": estimate, "number": _told, "both": _both, "shares": _coefficients}
+    return environment.get_template(template).render(**values)
 
 
 def _changes(study: Study) -> str:
@@ -80,8 +95,27 @@ def _shares(study: Study) -> str:
     return markdown_table(["method", "n", *study.trained], body) if body else ""
 
 
-def _diagnoses(study: Study) -> list[dict[str, Any]]:
-    return [_diagnosis(name, found) for name, found in study.diagnoses.items()]
+def _diagnoses(study: Study, conflict: Study | None) -> list[dict[str, Any]]:
+    """Those with the opposing reward last."""
+    plain = [_diagnosis(f"`{name}`", found) for name, found in study.diagnoses.items()]
+    opposed = {} if conflict is None else conflict.diagnoses
+    return [*plain, *(_diagnosis(f"`{name}` with the opposing reward", found) for name, found in opposed.items())]
+
+
+def _both(diagnosis: Mapping[str, Any], against: str, size: int = 1) -> str:
+    """Worst cosine and conflict rate of the weighted sum and of MARBLE; empty where there are too few mini-batches."""
+    directions = diagnosis["by_size"].get(size)
+    if directions is None:
+        return ""
+    figures = [directions[name][against] for name in ("weighted_sum", "marble")]
+    return " -> ".join(f"{f['min_cos']['mean']:+.2f} ({f['conflict']['mean']:.2f})" for f in figures)
+
+
+def _coefficients(diagnosis: Mapping[str, Any], reward: str) -> str:
+    if reward not in diagnosis["names"]:
+        return ""
+    k, facts = diagnosis["names"].index(reward), diagnosis["advantages"]
+    return f"{facts['alpha'][k]['mean']:.2f} ({facts['alpha_of_advantages'][k]['mean']:.2f})"
 
 
 def _diagnosis(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
