@@ -44,7 +44,9 @@ def better(method: str, other: str) -> Callable[[Study], Finding]:
         composite = found[COMPOSITE]
         verdict: Verdict = "confirmed" if composite.low > 0 else "not confirmed"
         end = "" if composite.low > 0 else ": the other way round" if composite.high < 0 else ": cannot be told apart"
-        return Finding(verdict, f"composite {_difference(composite)}{end}. {_by_reward(found, study.table.rewards)}")
+        return Finding(
+            verdict, f"composite {difference_told(composite)}{end}. {_by_reward(found, study.table.rewards)}"
+        )
 
     return judge
 
@@ -98,7 +100,7 @@ def no_specialist_wins(study: Study) -> Finding:
     own = [r for r in study.trained if study.difference(f"only-{r}", "marble")[r].low > 0]
     verdict: Verdict = "confirmed" if len(behind) == len(names) else "partly" if behind else "not confirmed"
     composites = {name: study.difference(name, "marble")[COMPOSITE] for name in names}
-    figures = ", ".join(f"{name} {_difference(d)}" for name, d in composites.items())
+    figures = ", ".join(f"{name} {difference_told(d)}" for name, d in composites.items())
     wins = f"Specialists for {listed(own)} are ahead" if own else "No specialist is ahead beyond doubt"
     return Finding(verdict, f"composite relative to MARBLE: {figures}. {wins} on their own reward.")
 
@@ -156,10 +158,11 @@ def _rising(found: dict[str, Interval], rewards: Sequence[str]) -> Finding:
 
 
 def _by_reward(found: dict[str, Interval], rewards: Sequence[str]) -> str:
-    return ", ".join(f"{name} {_difference(found[name])}" for name in rewards) + "."
+    return ", ".join(f"{name} {difference_told(found[name])}" for name in rewards) + "."
 
 
-def _difference(found: Interval) -> str:
+def difference_told(found: Interval) -> str:
+    """Mean and interval, with an arrow where the interval leaves out 0."""
     sign = "▲ " if found.low > 0 else "▼ " if found.high < 0 else ""
     places = min(4, places_of([found]))
     mean, low, high = (f"{value:+.{places}f}" for value in (found.mean, found.low, found.high))

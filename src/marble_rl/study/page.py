@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from marble_rl.compare.report import markdown_table, markdown_tables, notes
+from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.report.wording import number
-from marble_rl.study.claims import estimate, judge_ours, judge_paper
+from marble_rl.study.claims import difference_told, estimate, judge_ours, judge_paper
 from marble_rl.study.findings import BASE, Study
 
 DIRECTIONS = (
@@ -50,7 +52,13 @@ def results_page(study: Study, conflict: Study | None) -> str:
         versions=study.table.versions,
         diagnoses=_diagnoses(study, conflict),
         large=LARGE,
+        versus=partial(_versus, study),
     )
+
+
+def _versus(study: Study, method: str, other: str) -> str:
+    """Difference of the composites; empty where there are not two common seeds."""
+    return difference_told(study.difference(method, other)[COMPOSITE]) if study.has(method, other) else ""
 
 
 def gradients_page(study: Study, conflict: Study | None) -> str:
