@@ -7,11 +7,14 @@ MARBLE=${MARBLE:-marble}
 BATCHES=${BATCHES:-50}
 # Six rewards, one of which opposes the others.
 conflict() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-conflict.yaml --out "$OUT/conflict" "$@"; }
+# Five times as many images a step.
+large() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-large.yaml --out "$OUT/large" "$@"; }
 compare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-study.yaml --out "$OUT" "$@"; }
 
 compare --methods base,joint --seeds 0-2
 conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,marble_noise_aware,min_variance \
   --seeds 0-2
+large --methods weighted_sum,uniform,min_variance,marble_every_step --seeds 0-2
 compare --methods variants --seeds 0-2
 compare --methods ablations --seeds 0-2
 compare --methods base,joint,marble_alpha_over_norm --seeds 3-4

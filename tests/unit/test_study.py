@@ -10,7 +10,6 @@ import pytest
 
 from marble_rl.compare.results import JobResult
 from marble_rl.config import load_config
-from marble_rl.study.__main__ import read_kept
 from marble_rl.study.claims import (
     OURS,
     PAPER,
@@ -27,7 +26,7 @@ from marble_rl.study.claims import (
     no_specialist_wins,
     rewards_rise,
 )
-from marble_rl.study.findings import Study
+from marble_rl.study.findings import PARTS, Study, Whole, read_whole
 from marble_rl.study.page import gradients_page, results_page
 
 ROOT = Path(__file__).parents[2]
@@ -201,14 +200,14 @@ def test_harmony_on_its_own_and_on_other_batches() -> None:
 def test_every_claim_is_judged_and_told() -> None:
     scores = {"base": LOW, "weighted_sum": LOW, "sequential": LOW, "gdpo": LOW, "uniform": LOW, "marble": HIGH}
     data = study(scores | dict.fromkeys(OURS, HIGH), {"marble-seed0": diagnosis((0.8, 0.0), (0.9, 0.85))})
-    page = results_page(data, study({"base": LOW, "marble": HIGH}))
+    page = results_page(Whole(data, study({"base": LOW, "marble": HIGH})))
     for judged in (*judge_paper(data), *judge_ours(data)):
         assert f"| {judged['claim']} |" in page
         assert f"**{judged['verdict']}** | {judged['text']} |" in page
     assert len(judge_paper(data)) == len(PAPER)
     assert "| `marble-seed0`, step 60 | 0.100 to 0.200 | +0.80 (0.80) -> +0.00 (0.00) |" in page
     assert "| `marble-seed0` | 0.40 (0.45) | 0.60 (0.55) |" in page
-    gradients = gradients_page(data, None)
+    gradients = gradients_page(Whole(data))
     assert "| signal at this batch size | 0.100 | 0.200 |" in gradients
     assert "| at 16 times as many images | 0.600 | ? |" in gradients
     assert "is 0.400 on average; 25 % of the mini-batches" in gradients
@@ -226,7 +225,7 @@ def test_a_claim_without_data_is_not_judged(claim: Claim) -> None:
 
 
 def test_a_page_of_the_base_model_alone() -> None:
-    page = results_page(study({"base": LOW}), None)
+    page = results_page(Whole(study({"base": LOW})))
     assert "Where rewards conflict" not in page
     assert "**not measured**" in page
 
@@ -237,13 +236,27 @@ def test_the_conflicting_reward_is_all_that_differs() -> None:
     assert conflict.model_copy(update={"rewards": plain.rewards}) == plain
 
 
+def test_larger_batches_are_all_that_differs() -> None:
+    plain, large = (load_config(ROOT / "configs" / f"mini-{name}.yaml") for name in ("study", "large"))
+    same = large.model_copy(
+        update={
+            "rollout": large.rollout.model_copy(update={"groups": plain.rollout.groups}),
+            "optimizer": large.optimizer.model_copy(update={"lr": plain.optimizer.lr}),
+            "trainer": large.trainer.model_copy(update={"steps": 60, "save_every": 30}),
+        }
+    )
+    assert same == plain
+
+
 def test_the_page_is_made_of_the_results_beside_it() -> None:
-    kept = read_kept(ROOT / "docs/results")
-    for name, page in (("results.md", results_page(*kept)), ("results/gradients.md", gradients_page(*kept))):
+    kept = read_whole(ROOT / "docs/results")
+    for name, page in (("results.md", results_page(kept)), ("results/gradients.md", gradients_page(kept))):
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == page, "run make results"
 
 
-@pytest.mark.parametrize(("folder", "config"), [(".", "mini-study.yaml"), ("conflict", "mini-conflict.yaml")])
+@pytest.mark.parametrize(
+    ("folder", "config"), [(".", "mini-study.yaml"), *((part, f"mini-{part}.yaml") for part in PARTS)]
+)
 def test_the_results_kept_are_of_the_studys_config(folder: str, config: str) -> None:
     from marble_rl.compare.jobs import identity, plan_jobs
 

@@ -16,7 +16,7 @@ from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.picture import draw
 from marble_rl.errors import InputError
 from marble_rl.storage import write_bytes
-from marble_rl.study.findings import CONFLICT, DIAGNOSES, Study, diagnoses_in, read_study
+from marble_rl.study.findings import DIAGNOSES, PARTS, diagnoses_in, read_study, read_whole
 from marble_rl.study.page import gradients_page, results_page
 
 KEPT = Path("docs/results")
@@ -37,13 +37,9 @@ def take(study: Path, kept: Path) -> None:
         tree = json.loads(file.read_text(encoding="utf-8"))
         tree.pop("samples", None)
         write_bytes(kept / DIAGNOSES / f"{job}.json", (json.dumps(tree, indent=1) + "\n").encode())
-    if (study / CONFLICT).is_dir():
-        take(study / CONFLICT, kept / CONFLICT)
-
-
-def read_kept(kept: Path) -> tuple[Study, Study | None]:
-    """The study, and the one with conflicting rewards if it is there."""
-    return read_study(kept), read_study(kept / CONFLICT) if (kept / CONFLICT).is_dir() else None
+    for part in PARTS:
+        if (study / part).is_dir():
+            take(study / part, kept / part)
 
 
 def main() -> int:
@@ -53,15 +49,14 @@ def main() -> int:
     try:
         if given.take is not None:
             take(given.take, KEPT)
-        study, conflict = read_kept(KEPT)
+        whole = read_whole(KEPT)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    draw(study.table, PICTURE)
-    write_bytes(PAGE, results_page(study, conflict).encode())
-    write_bytes(GRADIENTS, gradients_page(study, conflict).encode())
-    jobs = len(study.results) + (0 if conflict is None else len(conflict.results))
-    diagnoses = len(study.diagnoses) + (0 if conflict is None else len(conflict.diagnoses))
+    draw(whole.study.table, PICTURE)
+    write_bytes(PAGE, results_page(whole).encode())
+    write_bytes(GRADIENTS, gradients_page(whole).encode())
+    jobs, diagnoses = (sum(map(len, of)) for of in zip(*((p.results, p.diagnoses) for p in whole.every), strict=True))
     print(f"wrote {PAGE}, {GRADIENTS} and {PICTURE} from {jobs} jobs and {diagnoses} diagnoses in {KEPT}")
     return 0
 

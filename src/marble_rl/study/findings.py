@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from marble_rl.errors import InputError
 
 DIAGNOSES = "diagnoses"
 BASE = "base"
-CONFLICT = "conflict"
-"""Folder in that of a study with the same for configs/mini-conflict.yaml."""
 LEAST_SEEDS = 2
 
 
@@ -77,6 +75,28 @@ class Study:
         """Those that were measured, the best composite first."""
         rows = [row for row in self.table.rows if row.method in methods]
         return [row.method for row in sorted(rows, key=lambda row: -row.figures[COMPOSITE].mean)]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The study, and its parts with other configs as far as they were run; each in a folder of its name."""
+
+    study: Study
+    conflict: Study | None = None
+    """configs/mini-conflict.yaml: with a reward that opposes the others"""
+    large: Study | None = None
+    """configs/mini-large.yaml: with larger batches"""
+
+    @property
+    def every(self) -> list[Study]:
+        return [part for part in (self.study, self.conflict, self.large) if part is not None]
+
+
+PARTS = tuple(part.name for part in fields(Whole))[1:]
+
+
+def read_whole(folder: Path) -> Whole:
+    return Whole(read_study(folder), **{name: read_study(folder / name) for name in PARTS if (folder / name).is_dir()})
 
 
 def read_study(folder: Path) -> Study:

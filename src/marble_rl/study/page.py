@@ -14,7 +14,7 @@ from marble_rl.compare.report import markdown_table, markdown_tables, notes
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.report.wording import number
 from marble_rl.study.claims import difference_told, estimate, judge_ours, judge_paper
-from marble_rl.study.findings import BASE, Study
+from marble_rl.study.findings import BASE, Study, Whole
 
 DIRECTIONS = (
     "weighted_sum",
@@ -28,12 +28,13 @@ DIRECTIONS = (
 """Of a diagnosis, those that its table shows."""
 
 
-LARGE = 8
+MERGED = 8
 """Merged mini-batches in the summary: as many images as the paper's batch, nearly."""
 
 
-def results_page(study: Study, conflict: Study | None) -> str:
+def results_page(whole: Whole) -> str:
     """docs/results.md"""
+    study, conflict, large = whole.study, whole.conflict, whole.large
     paper = judge_paper(study)
     return _rendered(
         "results.md.j2",
@@ -43,27 +44,32 @@ def results_page(study: Study, conflict: Study | None) -> str:
         shares=_shares(study),
         conflict=None if conflict is None else _changes(conflict),
         conflict_notes=[] if conflict is None else notes(conflict.table),
+        large_tables=[] if large is None else markdown_tables(large.table)[:2],
+        large_notes=[] if large is None else notes(large.table),
         paper=paper,
         ours=judge_ours(study),
         counts=Counter(judged["verdict"] for judged in paper),
-        jobs=len(study.results),
-        minutes=sum(r.train_seconds + r.evaluate_seconds for r in study.results) / 60,
-        longest=max((r.train_seconds + r.evaluate_seconds) / 60 for r in study.results),
+        jobs=sum(len(part.results) for part in whole.every),
+        minutes=sum(r.train_seconds + r.evaluate_seconds for part in whole.every for r in part.results) / 60,
+        longest=max((r.train_seconds + r.evaluate_seconds) / 60 for part in whole.every for r in part.results),
         versions=study.table.versions,
-        diagnoses=_diagnoses(study, conflict),
-        large=LARGE,
+        diagnoses=_diagnoses(whole),
+        merged=MERGED,
         versus=partial(_versus, study),
+        versus_large=partial(_versus, large),
     )
 
 
-def _versus(study: Study, method: str, other: str) -> str:
-    """Difference of the composites; empty where there are not two common seeds."""
-    return difference_told(study.difference(method, other)[COMPOSITE]) if study.has(method, other) else ""
-
-
-def gradients_page(study: Study, conflict: Study | None) -> str:
+def gradients_page(whole: Whole) -> str:
     """docs/results/gradients.md"""
-    return _rendered("gradients.md.j2", diagnoses=_diagnoses(study, conflict))
+    return _rendered("gradients.md.j2", diagnoses=_diagnoses(whole))
+
+
+def _versus(study: Study | None, method: str, other: str, figure: str = COMPOSITE) -> str:
+    """Difference in a reward or the composite; empty where there are not two common seeds."""
+    if study is None or not study.has(method, other):
+        return ""
+    return difference_told(study.difference(method, other)[figure])
 
 
 def _rendered(template: str, **values: Any) -> str:
@@ -103,10 +109,10 @@ def _shares(study: Study) -> str:
     return markdown_table(["method", "n", *study.trained], body) if body else ""
 
 
-def _diagnoses(study: Study, conflict: Study | None) -> list[dict[str, Any]]:
+def _diagnoses(whole: Whole) -> list[dict[str, Any]]:
     """Those with the opposing reward last."""
-    plain = [_diagnosis(f"`{name}`", found) for name, found in study.diagnoses.items()]
-    opposed = {} if conflict is None else conflict.diagnoses
+    plain = [_diagnosis(f"`{name}`", found) for name, found in whole.study.diagnoses.items()]
+    opposed = {} if whole.conflict is None else whole.conflict.diagnoses
     return [*plain, *(_diagnosis(f"`{name}` with the opposing reward", found) for name, found in opposed.items())]
 
 
