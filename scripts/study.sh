@@ -14,7 +14,7 @@ compare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-study.yaml --out "$OU
 compare --methods base,joint --seeds 0-2
 conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,marble_noise_aware,min_variance \
   --seeds 0-2
-large --methods weighted_sum,uniform,min_variance,marble_every_step --seeds 0-2
+large --methods weighted_sum,uniform,unit_mean,min_variance,marble_every_step --seeds 0-2
 compare --methods variants --seeds 0-2
 compare --methods ablations --seeds 0-2
 compare --methods base,joint,marble_alpha_over_norm --seeds 3-4
