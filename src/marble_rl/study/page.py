@@ -69,7 +69,8 @@ def _versus(study: Study | None, method: str, other: str, figure: str = COMPOSIT
     """Difference in a reward or the composite; empty where there are not two common seeds."""
     if study is None or not study.has(method, other):
         return ""
-    return difference_told(study.difference(method, other)[figure])
+    found = study.difference(method, other)[figure]
+    return f"{difference_told(found).removesuffix(')')}; {found.n} seeds)"
 
 
 def _rendered(template: str, **values: Any) -> str:
