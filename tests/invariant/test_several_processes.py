@@ -236,8 +236,9 @@ def test_killed_restarted_and_stopped(config: Path, tmp_path: Path) -> None:
     """kill -9 of one process: torchrun starts all again, which go on. SIGTERM: all finish a step, save and end. One
     process does the rest, and the result is that of a run that nothing happened to."""
     run, log = tmp_path / "run", tmp_path / "log"
+    # More steps than a signal can take to arrive.
     process = launch(
-        tmp_path, 2, [["train", config, "--out", run, "--resume", "--set", "trainer.steps=8"]], "--max-restarts=1"
+        tmp_path, 2, [["train", config, "--out", run, "--resume", "--set", "trainer.steps=100"]], "--max-restarts=1"
     )
 
     def wait_for(steps: int) -> None:
@@ -260,6 +261,7 @@ def test_killed_restarted_and_stopped(config: Path, tmp_path: Path) -> None:
     assert told.count(f"stopped after step {done}; continue with --resume") == 1
     assert (run / "checkpoints" / f"step-{done}" / "manifest.json").exists()
 
-    train(config, run, "--resume", "--set", "trainer.steps=8")
-    train(config, tmp_path / "whole", "--set", "trainer.steps=8")
+    rest = ("--set", f"trainer.steps={done + 2}")
+    train(config, run, "--resume", *rest)
+    train(config, tmp_path / "whole", *rest)
     assert_same_run(run, tmp_path / "whole")
