@@ -65,11 +65,11 @@ def gradients_page(whole: Whole) -> str:
     return _rendered("gradients.md.j2", diagnoses=_diagnoses(whole))
 
 
-def _versus(study: Study | None, method: str, other: str, figure: str = COMPOSITE) -> str:
-    """Difference in a reward or the composite; empty where there are not two common seeds."""
+def _versus(study: Study | None, method: str, other: str) -> str:
+    """Difference of the composites; empty where there are not two common seeds."""
     if study is None or not study.has(method, other):
         return ""
-    found = study.difference(method, other)[figure]
+    found = study.difference(method, other)[COMPOSITE]
     return f"{difference_told(found).removesuffix(')')}; {found.n} seeds)"
 
 
