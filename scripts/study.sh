@@ -14,15 +14,17 @@ compare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-study.yaml --out "$OU
 compare --methods base,joint --seeds 0-2
 conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,marble_noise_aware,min_variance \
   --seeds 0-2
-large --methods weighted_sum,uniform,unit_mean,min_variance,marble_every_step --seeds 0-2
+large --methods base,weighted_sum,uniform,unit_mean,min_variance,marble_every_step --seeds 0-2
 compare --methods variants --seeds 0-2
 compare --methods ablations --seeds 0-2
 compare --methods base,joint,marble_alpha_over_norm --seeds 3-4
 compare --methods specialists --seeds 0-4
 # What gradients are like: at the beginning, at the end, and where rewards conflict.
 diagnose() { [ -e "$1/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$1" --batches "$BATCHES"; }
-OMP_NUM_THREADS=1 $MARBLE train configs/mini-study.yaml --out "$OUT/diagnoses/beginning" --set trainer.steps=5 --resume
+begin() { OMP_NUM_THREADS=1 $MARBLE train "configs/$1.yaml" --out "$2/diagnoses/beginning" --set trainer.steps=5 --resume; }
+begin mini-study "$OUT"
+begin mini-conflict "$OUT/conflict"
 for run in jobs/marble-seed0/run jobs/weighted_sum-seed0/run conflict/jobs/marble_alpha_over_norm-seed0/run \
-  diagnoses/beginning; do
+  diagnoses/beginning conflict/diagnoses/beginning; do
   diagnose "$OUT/$run"
 done

@@ -167,6 +167,7 @@ def diagnosis(in_batch: tuple[float, float], independent: tuple[float, float]) -
             kind: {key: about(rates[i]) for key in ("min_cos", "mean_cos", "conflict")}
             for kind, rates in (("in_batch", in_batch), ("independent", independent), ("rest", independent))
         }
+        | {"each": [about(0.1 + 0.2 * i), about(-0.3)]}
         for i, name in enumerate(("weighted_sum", "marble"))
     }
     return {
@@ -210,6 +211,7 @@ def test_every_claim_is_judged_and_told() -> None:
     gradients = gradients_page(Whole(data))
     assert "| signal at this batch size | 0.100 | 0.200 |" in gradients
     assert "| at 16 times as many images | 0.600 | ? |" in gradients
+    assert "| cosine of `marble`'s direction with the mean of other images | +0.30 (+0.28 to +0.32) |" in gradients
     assert "is 0.400 on average; 25 % of the mini-batches" in gradients
     assert (
         page.count("| marble | 3 | ▲ +0.4") == 3

@@ -27,7 +27,8 @@ DIRECTIONS = (
 )
 """Of a diagnosis, those that its table shows."""
 
-
+BEGINNING = "beginning"
+"""The diagnosis of a run that has only begun: what policies are like before a method has led them anywhere."""
 MERGED = 8
 """Merged mini-batches in the summary: as many images as the paper's batch, nearly."""
 
@@ -35,7 +36,7 @@ MERGED = 8
 def results_page(whole: Whole) -> str:
     """docs/results.md"""
     study, conflict, large = whole.study, whole.conflict, whole.large
-    paper = judge_paper(study)
+    paper, diagnoses = judge_paper(study), _diagnoses(whole)
     return _rendered(
         "results.md.j2",
         tables=markdown_tables(study.table),
@@ -53,7 +54,8 @@ def results_page(whole: Whole) -> str:
         minutes=sum(r.train_seconds + r.evaluate_seconds for part in whole.every for r in part.results) / 60,
         longest=max((r.train_seconds + r.evaluate_seconds) / 60 for part in whole.every for r in part.results),
         versions=study.table.versions,
-        diagnoses=_diagnoses(whole),
+        diagnoses=diagnoses,
+        opposed=next((found for found in diagnoses if found["name"] == _opposed(BEGINNING)), None),
         merged=MERGED,
         versus=partial(_versus, study),
         versus_large=partial(_versus, large),
@@ -82,6 +84,7 @@ def _rendered(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"estimate": estimate, "number": _told, "both": _both, "shares": _coefficients}
+    environment.filters |= {"each_of": _each}
     return environment.get_template(template).render(**values)
 
 
@@ -114,7 +117,11 @@ def _diagnoses(whole: Whole) -> list[dict[str, Any]]:
     """Those with the opposing reward last."""
     plain = [_diagnosis(f"`{name}`", found) for name, found in whole.study.diagnoses.items()]
     opposed = {} if whole.conflict is None else whole.conflict.diagnoses
-    return [*plain, *(_diagnosis(f"`{name}` with the opposing reward", found) for name, found in opposed.items())]
+    return [*plain, *(_diagnosis(_opposed(name), found) for name, found in opposed.items())]
+
+
+def _opposed(name: str) -> str:
+    return f"`{name}` with the opposing reward"
 
 
 def _both(diagnosis: Mapping[str, Any], against: str, size: int = 1) -> str:
@@ -124,6 +131,11 @@ def _both(diagnosis: Mapping[str, Any], against: str, size: int = 1) -> str:
         return ""
     figures = [directions[name][against] for name in ("weighted_sum", "marble")]
     return " -> ".join(f"{f['min_cos']['mean']:+.2f} ({f['conflict']['mean']:.2f})" for f in figures)
+
+
+def _each(diagnosis: Mapping[str, Any], direction: str) -> list[float]:
+    """Cosines of a direction with each reward's gradient, on images that it was not made of."""
+    return [found["mean"] for found in diagnosis["directions"][direction]["each"]]
 
 
 def _coefficients(diagnosis: Mapping[str, Any], reward: str) -> str:
