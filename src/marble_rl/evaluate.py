@@ -130,13 +130,3 @@ def evaluate(
     return Evaluation(
         chosen, config.images_per_prompt, table, torch.cat(kept) if kept else torch.empty(0, dtype=torch.uint8)
     )
-
-
-def composite_scores(table: Tensor) -> Tensor:
-    """The paper's composite: mean over metrics of the z-score (population std) of a column. [rows, M] -> [rows].
-
-    A column in which all rows are equal counts as 0 for each.
-    """
-    table = table.to(torch.float64)
-    deviation = table.std(0, unbiased=False)
-    return torch.where(deviation > 0, (table - table.mean(0)) / deviation.clamp_min(1e-300), 0.0).mean(1)

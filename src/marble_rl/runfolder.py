@@ -10,13 +10,13 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any
 
 from marble_rl import __version__
 from marble_rl.checkpoint import version_of
 from marble_rl.config import RunConfig, dump_config, load_config
+from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed import World
 from marble_rl.errors import InputError
 from marble_rl.storage import storage_errors, write_bytes
@@ -25,25 +25,8 @@ IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
 """Sections that say what a run is about: another value is another run."""
 FREE = ("evaluation", "logging")
 """Sections that do not touch the weights."""
-FREE_KEYS = (
-    "trainer.steps",
-    "trainer.save_every",
-    "trainer.keep_checkpoints",
-    "trainer.eval_every",
-    "trainer.shard_base",
-    "model.device",
-    "rewards.*.retries",
-    "rewards.*.backoff",
-    "rewards.*.timeout",
-    "rewards.*.device",
-    "rewards.*.cache",
-    "rewards.*.watch*",
-    "rewards.*.params.url",  # where a reward is computed, not what it says
-    "rewards.*.params.url.*",
-    "rewards.*.params.token_env",
-    "rewards.*.params.backoff",
-)
-
+FREE_KEYS = ("trainer.steps", *WITHOUT_EFFECT)
+"""Keys that may change without making it another run."""
 CHANGEABLE_KEYS = (
     "rewards.*.clip*",
     "rewards.*.schedule*",
@@ -109,7 +92,7 @@ class RunFolder:
             )
         changes = _changes(_tree(self.load_config()), _tree(config))
         for key, before, after in changes:
-            if key.split(".")[0] in IDENTITY and not _is_free(key) and not _matches(key, CHANGEABLE_KEYS):
+            if key.split(".")[0] in IDENTITY and not _is_free(key) and not matches(key, CHANGEABLE_KEYS):
                 raise InputError(
                     f"--resume: {key} was {before!r} in {self.path}, now {after!r}; that is another run. "
                     "Restore the value, or give another --out"
@@ -158,11 +141,7 @@ class RunFolder:
 
 def _is_free(key: str) -> bool:
     """Whether a key may change without making it another run."""
-    return key.split(".")[0] in FREE or _matches(key, FREE_KEYS)
-
-
-def _matches(key: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(key, pattern) for pattern in patterns)
+    return key.split(".")[0] in FREE or matches(key, FREE_KEYS)
 
 
 def _tree(config: RunConfig) -> dict[str, Any]:

@@ -17,14 +17,12 @@ from marble_rl.errors import StorageFailed
 
 
 @contextmanager
-def storage_errors(what: str) -> Iterator[None]:
-    """Turn a refused write into a clean stop that says what could not be written."""
+def storage_errors(what: str, then: str = "continue with --resume") -> Iterator[None]:
+    """Turn a refused write into a clean stop that says what could not be written, and what to do ``then``."""
     try:
         yield
     except OSError as error:
-        raise StorageFailed(
-            f"cannot write {what}: {error.strerror or error}. Free some space and continue with --resume"
-        ) from error
+        raise StorageFailed(f"cannot write {what}: {error.strerror or error}. Free some space and {then}") from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -21,20 +21,22 @@ from PIL import Image
 from rich.console import Console
 
 from marble_rl.bootstrap import paired_difference
+from marble_rl.compare import runner
 from marble_rl.compare.display import Display
 from marble_rl.compare.jobs import Job, config_hash, identity, plan_jobs
 from marble_rl.compare.methods import known_methods, method_sets, sequential_stages, tuned_weights
 from marble_rl.compare.report import markdown
-from marble_rl.compare.results import Failure, JobResult, finished, job_result, read_result, write_result
+from marble_rl.compare.results import Failure, JobResult, finished, job_result, read_result, read_results, write_result
 from marble_rl.compare.resume import locked, remaining_jobs
 from marble_rl.compare.selection import select_methods, select_seeds
-from marble_rl.compare.statistics import Interval, Scale, over_seeds
+from marble_rl.compare.statistics import Interval, over_seeds
 from marble_rl.compare.table import Comparison, compare_results
 from marble_rl.config import load_config
 from marble_rl.config.schema import MarbleBalance, SequentialBalance
-from marble_rl.errors import InputError
-from marble_rl.evaluate import composite_scores
+from marble_rl.errors import InputError, StorageFailed
 from marble_rl.inputs import check_inputs
+from marble_rl.interrupts import Interrupts
+from marble_rl.storage import write_json
 from runs import marble
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -148,6 +150,11 @@ def test_names_sets_weights_and_own_methods_can_be_mixed() -> None:
         (["marble,3"], "'3' after 'marble' means nothing"),
         (["marble=optimizer.lr=1"], "'marble' is a method already"),
         (["mine=trainer.seed=3"], "the same for all methods"),
+        (["mine=evaluation.steps=3"], "the same for all methods"),
+        (["mine=evaluation={steps: 3}"], "the same for all methods"),
+        (["mine=prompts.heldout=[]"], "the same for all methods"),
+        (["mine=rewards.0.params={divide_by: 2}"], "the same for all methods"),
+        (["mine=rewards.0.params.divide_by=2"], "the same for all methods"),
         (["a=loss.beta=1", "a=loss.beta=2"], "'a' is there twice"),
         ([","], "names none"),
     ],
@@ -185,7 +192,7 @@ def test_the_study_has_five_seeds_of_the_main_methods_and_three_of_the_others(tm
     jobs = set().union(*(planned("configs/mini-study.yaml", shlex.split(line), tmp_path) for line in commands))
     study = CONFIGS / "mini-study.yaml"
     seeds = {"base": range(5), "specialists": range(5), "joint": range(5), "ablations": range(3), "variants": range(3)}
-    seeds["marble_alpha_over_norm"] = range(5)  # the variant that costs nothing
+    seeds["marble_alpha_over_norm"] = range(5)  # led with three
     assert jobs == {job.name for name, n in seeds.items() for job in plan_jobs(study, [], [name], n, tmp_path)}
 
 
@@ -214,6 +221,12 @@ def finish(job: Job, **figures: Any) -> JobResult:
     result = job_result(job, **figures)
     write_result(job.result, result)
     return result
+
+
+def begin(job: Job) -> None:
+    """What is there of a job that was stopped."""
+    job.run.mkdir(parents=True)
+    write_json(job.identity_file, identity(job.config))
 
 
 def left(jobs: list[Job], **options: Any) -> list[str]:
@@ -253,11 +266,28 @@ def test_another_config_is_refused_with_the_reason(config: Path) -> None:
 
 def test_a_job_that_was_only_begun_is_held_to_its_config(config: Path) -> None:
     (job, *_) = plan(config)
-    job.folder.mkdir(parents=True)
-    job.config_file.write_text(job.config.model_dump_json())
+    begin(job)
     assert len(left(plan(config))) == 4
     with pytest.raises(InputError, match=r"trainer.steps was 8, now 9"):
         left(plan(config, "trainer.steps=9"))
+
+
+def test_a_job_that_was_begun_with_other_prompts_does_not_go_on(config: Path, tmp_path: Path) -> None:
+    (job, *_) = plan(config)
+    begin(job)
+    (tmp_path / "prompts.txt").write_text("a marble\na drum\n")
+    with pytest.raises(InputError, match=r"weighted_sum-seed0: prompts.train.0.file was prompts.txt sha256"):
+        left(plan(config))
+    assert len(remaining_jobs(plan(config), fresh=True, notice=print)) == 4
+    assert not job.folder.exists()
+
+
+def test_a_run_that_does_not_tell_what_it_was_begun_with_does_not_go_on(config: Path) -> None:
+    (job, *_) = plan(config)
+    begin(job)
+    job.identity_file.unlink()
+    with pytest.raises(InputError, match=r"identity.json, which tells what it was begun with, is missing"):
+        left(plan(config))
 
 
 def test_results_that_are_not_in_the_plan_must_fit(config: Path) -> None:
@@ -266,6 +296,23 @@ def test_results_that_are_not_in_the_plan_must_fit(config: Path) -> None:
     assert len(left(plan(config))) == 4
     with pytest.raises(InputError, match=r"gdpo-seed5: trainer.steps was 8, now 9"):
         left(plan(config, "trainer.steps=9"))
+
+
+def test_other_budgets_do_not_hide_behind_the_base_model(config: Path) -> None:
+    """`base` sets the steps itself, so that comparing with it alone would tell nothing of them."""
+    for job in plan(config, methods="base,marble"):
+        finish(job)
+    with pytest.raises(InputError, match=r"marble-seed0: trainer.steps was 8, now 9.*2 job"):
+        left(plan(config, "trainer.steps=9", methods="base,marble", seeds=(3,)))
+    kept = list(read_results(config.parent / "out").values())
+    with pytest.raises(InputError, match=r"marble seed 0 and marble seed 3 are not of one comparison: trainer.steps"):
+        compare_results([*kept, finish(plan(config, "trainer.steps=9", methods="marble", seeds=(3,))[0])])
+
+
+def test_one_name_for_two_methods_of_ones_own_is_refused(config: Path) -> None:
+    one, other = (finish(plan(config, methods=f"hot=optimizer.lr={i}", seeds=(i,))[0]) for i in (1, 2))
+    with pytest.raises(InputError, match=r"optimizer.lr was 1.0, now 2.0"):
+        compare_results([one, other])
 
 
 def test_a_method_of_ones_own_may_differ_in_what_it_sets(config: Path) -> None:
@@ -376,12 +423,6 @@ def test_composite_by_hand() -> None:
     assert [(row.z["a"], row.z["b"]) for row in found.rows] == [pytest.approx(pair) for pair in z.values()]
 
 
-def test_composite_is_that_of_an_evaluation() -> None:
-    values = np.random.default_rng(0).normal(size=(7, 4)) * [1, 10, 0.01, 0] + 3
-    ours = Scale.of(values).composite(values)
-    assert ours.tolist() == pytest.approx(composite_scores(torch.tensor(values)).tolist())
-
-
 def test_interval_over_seeds_by_hand() -> None:
     found = over_seeds(np.array([1.0, 2.0, 3.0]))
     assert found == Interval(
@@ -461,6 +502,37 @@ def test_another_method_can_be_compared_with() -> None:
     assert table(rows, against="base").rows[1].differences["a"].mean == 2.0
     with pytest.raises(InputError, match=r"--against: no results of 'bass'. Did you mean 'base'\?"):
         table(rows, against="bass")
+
+
+def test_a_method_that_always_crashed_leaves_the_table_without_differences() -> None:
+    good = [result(method, 0, {"a": [1.0]}) for method in ("weighted_sum", "marble")]
+    crashed = result("gdpo", 0, {}, failed=Failure("train", 3, ["out of luck"]))
+    found = compare_results([*good, crashed], "gdpo")
+    assert (found.against, [hole.method for hole in found.holes]) == (None, ["gdpo"])
+
+
+@pytest.mark.parametrize("methods", [2, 5])
+def test_the_composites_interval_is_as_wide_as_chance_makes_it(methods: int) -> None:
+    """Scores far apart, so that chance hardly moves the scale: then the composite's standard error is
+    sigma / std / sqrt(n), whatever the number of methods, and whatever seeds do to all of them."""
+    dice, seeds, n = np.random.default_rng(0), 3.0, 5
+    level = 100.0 * np.arange(methods)
+    squared = []
+    for _ in range(200):
+        scores = level[:, None] + seeds * dice.normal(size=n) + dice.normal(size=(methods, n))
+        rows = {f"m{i}": [{"a": float(x)} for x in row] for i, row in enumerate(scores)}
+        squared += [(row.figures["composite"].half_width / 2.776445 * level.std()) ** 2 for row in table(rows).rows]
+    assert np.mean(squared) == pytest.approx(1 / n, rel=0.1)
+
+
+def test_a_seed_that_no_other_method_has_does_not_narrow_the_composites_interval() -> None:
+    rows = rolled(("base", 3), ("gdpo", 3), ("marble", 5))
+    shared = {name: seeds[:3] for name, seeds in rows.items()}
+    more, fewer = (
+        next(row for row in table(of).rows if row.method == "marble").figures["composite"] for of in (rows, shared)
+    )
+    assert (more.n, fewer.n) == (3, 3)
+    assert more.half_width == pytest.approx(fewer.half_width, rel=0.2)  # the scale differs, for a_m does
 
 
 def test_one_seed_is_bootstrapped_over_its_prompts() -> None:
@@ -594,6 +666,50 @@ def test_a_folder_is_no_config(tmp_path: Path) -> None:
     outcome = marble("compare", tmp_path)
     assert outcome.code == 2
     assert "--table-only" in outcome.err
+
+
+def test_a_folder_that_is_not_there_is_not_another_one(tmp_path: Path) -> None:
+    outcome = marble("compare", tmp_path / "comparee", "--table-only")
+    assert outcome.code == 2
+    assert "comparee: there is no such folder" in outcome.err
+
+
+def test_nothing_is_thrown_away_for_a_command_that_is_refused(config: Path) -> None:
+    done = finish(plan(config)[0])
+    arguments = [
+        "--methods",
+        "weighted_sum",
+        "--seeds",
+        "0",
+        "--set",
+        "trainer.steps=9",
+        "--fresh",
+        "--against",
+        "bass",
+    ]
+    outcome = marble("compare", config, "--out", config.parent / "out", *arguments)
+    assert outcome.code == 2
+    assert list(read_results(config.parent / "out").values()) == [done]
+
+
+def test_a_full_disk_lets_the_other_jobs_save(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Begun:
+        def __init__(self, job: Job, lock: int) -> None:
+            if done:
+                raise StorageFailed("cannot write")
+            self.job = job
+            done.append("began")
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda: done.append(name)
+
+    monkeypatch.setattr(runner, "JobProcess", Begun)
+    display = Display(Console(file=io.StringIO()), total=4, done=0)
+    with pytest.raises(StorageFailed), Interrupts(print) as interrupts:
+        runner.run_jobs(plan(config), 2, display, interrupts, 0)
+    assert done == ["began", "stop", "wait", "kill"]
 
 
 def test_help_has_an_example() -> None:

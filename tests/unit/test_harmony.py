@@ -3,10 +3,11 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
 
-from marble_rl.evaluate import composite_scores
+from marble_rl.compare.statistics import Scale
 from marble_rl.harmony import SignalTracker, heldout_harmony, in_batch_harmony
 from reference import cosine, z_score_means
 
@@ -184,6 +185,6 @@ def test_composite_of_the_paper():
     """Section 5: eleven rows, eight metrics, and the composite column of the paper's table."""
     rows = [[float(x) for x in line.split()[1:]] for line in PAPER.strip().splitlines()]
     metrics, composite = [row[:-1] for row in rows], [row[-1] for row in rows]
-    found = composite_scores(torch.tensor(metrics, dtype=torch.float64)).tolist()
+    found = Scale.of(np.array(metrics)).composite(np.array(metrics)).tolist()
     assert [round(x, 3) for x in found] == composite
     assert found == pytest.approx(z_score_means(metrics), abs=1e-12)

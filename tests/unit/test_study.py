@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from marble_rl.compare.results import JobResult
+from marble_rl.compare.results import Failure, JobResult, write_result
 from marble_rl.config import load_config
+from marble_rl.errors import InputError
+from marble_rl.study.__main__ import take
 from marble_rl.study.claims import (
     OURS,
     PAPER,
@@ -66,8 +69,6 @@ def study(scores: dict[str, list[float]], diagnoses: dict[str, Any] | None = Non
 
 
 LOW, HIGH = [0.1] * 6, [0.5] * 6
-NEAR = (("marble", 0.3, 0.1), ("weighted_sum", 0.35, 0.0))
-"""(method, score in seed 0, more in each seed): ahead on average, but not in every seed."""
 
 
 def test_gains_in_units_of_the_specialists() -> None:
@@ -216,6 +217,46 @@ def test_every_claim_is_judged_and_told() -> None:
     assert (
         page.count("| marble | 3 | ▲ +0.4") == 3
     )  # against the weighted sum, the base model, and the same with conflict
+
+
+def test_nothing_is_said_of_held_out_rewards_that_are_not_there() -> None:
+    jobs = [job(method, seed, values) for method, values in (("base", LOW), ("marble", HIGH)) for seed in range(2)]
+    data = Study([replace(one, held_out=[]) for one in jobs], {})
+    assert held_out_rewards_rise(data).verdict == "not measured"
+
+
+def test_what_crashed_is_told() -> None:
+    crash = replace(job("sequential", 0, LOW), failed=Failure("train", 3, ["out of luck"]))
+    data = Study([*study({"base": LOW, "marble": HIGH}).results, crash], {})
+    page = results_page(Whole(data))
+    assert "HOLE: sequential seed 0 crashed (train, exit code 3): out of luck" in page
+    assert "There are not two seeds of sequential yet. 1 of sequential crashed." in page
+
+
+def written(folder: Path) -> Path:
+    for one in study({"base": LOW, "marble": HIGH}).results:
+        write_result(folder / "jobs" / f"{one.method}-seed{one.seed}.json", one)
+    return folder
+
+
+def test_results_are_taken_over_whole_or_not_at_all(tmp_path: Path) -> None:
+    new, kept = written(tmp_path / "new"), written(tmp_path / "kept")
+    (kept / "jobs" / "old.json").touch()
+    (new / "conflict" / "jobs").mkdir(parents=True)  # begun, and no job has ended
+    (new / "diagnoses" / "x" / "diagnosis").mkdir(parents=True)
+    damaged = new / "diagnoses" / "x" / "diagnosis" / "diagnosis.json"
+    damaged.write_text('{"directions": {}}')
+    with pytest.raises(InputError, match=r"diagnosis.json is not a diagnosis that this version reads"):
+        take(new, kept)
+    with pytest.raises(InputError, match=r"--take .*new2: these are the results that are kept"):
+        take(written(tmp_path / "other" / ".." / "new2"), tmp_path / "new2")
+    assert (kept / "jobs" / "old.json").exists()
+    damaged.unlink()
+    take(new, kept)
+    assert sorted(file.name for file in (kept / "jobs").iterdir()) == [
+        f"{method}-seed{seed}.json" for method in ("base", "marble") for seed in range(3)
+    ]
+    assert [folder.name for folder in tmp_path.iterdir() if folder.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize("claim", PAPER, ids=lambda claim: claim.text)

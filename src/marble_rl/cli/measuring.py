@@ -84,6 +84,8 @@ def compare(
     from marble_rl.compare.selection import select_seeds
 
     if table_only:
+        if not config.exists():
+            raise InputError(f"{config}: there is no such folder; give the --out of a comparison")
         out = config if config.is_dir() else out
         found = make_table(out, against=against)
     elif config.is_dir():

@@ -49,8 +49,8 @@ def run_comparison(
     for different in _different_inputs(jobs):
         check_inputs(different)
     with locked(out) as lock:
-        left = remaining_jobs(jobs, fresh=fresh, notice=say)
         _check_against(against, jobs, out)
+        left = remaining_jobs(jobs, fresh=fresh, notice=say)
         done = len(jobs) - len(left)
         if left:
             workers = min(at_once or _default_jobs(jobs[0]), len(left))
@@ -71,8 +71,7 @@ def make_table(out: Path, *, against: str | None) -> Comparison:
     if all(result.failed for result in results.values()):
         raise JobsFailed(f"every job crashed, so there is no table; what they printed is in {out / JOBS}/*.log")
     comparison = compare_results(list(results.values()), against)
-    good = [result for result in results.values() if result.failed is None]
-    comparison = replace(comparison, claims=judged_here(Study(good, read_diagnoses(out))))
+    comparison = replace(comparison, claims=judged_here(Study(list(results.values()), read_diagnoses(out))))
     write_report(comparison, out)
     return comparison
 

@@ -2,7 +2,7 @@
 
 DIR/jobs/marble-seed0.json     the result: all that the table needs
 DIR/jobs/marble-seed0.log      what its processes printed
-DIR/jobs/marble-seed0/         config.json, run/, evaluation/
+DIR/jobs/marble-seed0/         config.json, identity.json, run/, evaluation/
 """
 
 from __future__ import annotations
@@ -17,15 +17,10 @@ from typing import Any
 from marble_rl.compare.methods import Method
 from marble_rl.compare.selection import select_methods
 from marble_rl.config import RunConfig, load_config
+from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.storage import file_digest
 
 JOBS = "jobs"
-WITHOUT_EFFECT = {
-    "trainer": ("save_every", "keep_checkpoints", "eval_every", "shard_base"),
-    "model": ("device",),
-    "rewards": ("device", "retries", "backoff", "timeout", "cache"),
-}
-"""Keys that may change between two calls without making it another job. `logging` as a whole is one more."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +52,11 @@ class Job:
     @property
     def config_file(self) -> Path:
         return self.folder / "config.json"
+
+    @property
+    def identity_file(self) -> Path:
+        """What the job was begun with, prompts by content: the files themselves may change before it goes on."""
+        return self.folder / "identity.json"
 
     @property
     def result(self) -> Path:
@@ -96,11 +96,8 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
     Settings at their defaults are left out, so that a new setting does not make old results those of another config.
     """
-    tree: dict[str, Any] = config.model_dump(mode="json", exclude_defaults=True, exclude={"logging"})
-    for section, keys in WITHOUT_EFFECT.items():
-        for part in tree[section] if isinstance(tree.get(section), list) else [tree.get(section, {})]:
-            for key in keys:
-                part.pop(key, None)
+    everything = config.model_dump(mode="json", exclude_defaults=True, exclude={"logging"})
+    tree: dict[str, Any] = _with_effect(everything)
     if Path(config.model.path).is_dir():
         tree["model"]["path"] = Path(config.model.path).name
     for source in [*tree["prompts"]["train"], *(tree["prompts"].get("heldout") or [])]:
@@ -108,6 +105,14 @@ def identity(config: RunConfig) -> dict[str, Any]:
             if place.get(key) is not None:
                 place[key] = _content(Path(place[key]))
     return tree
+
+
+def _with_effect(tree: Any, key: str = "") -> Any:
+    """Without what may change between two calls and leaves it the same job."""
+    if isinstance(tree, dict):
+        named = {name: f"{key}.{name}".lstrip(".") for name in tree}
+        return {n: _with_effect(tree[n], k) for n, k in named.items() if not matches(k, WITHOUT_EFFECT)}
+    return [_with_effect(part, f"{key}.{i}") for i, part in enumerate(tree)] if isinstance(tree, list) else tree
 
 
 def _content(path: Path) -> str:

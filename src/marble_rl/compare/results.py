@@ -25,6 +25,8 @@ NOT_WALL_TIME = ("time/scoring", "time/waiting")
 _HARMONY = ("harmony/", "heldout/", "ws_harmony/", "ws_heldout/", "metric_", "ws_metric_")
 AVERAGED = ("alpha_bar/", "signal/", *_HARMONY, "qp/", "guard/no_signal/")
 """Figures of metrics.jsonl whose means over the lines that have them are kept."""
+AGAIN = "run the same command again"
+"""What helps where a file of a comparison could not be written."""
 DIGITS = 6
 """Significant digits of scores per prompt: enough for intervals, and small files."""
 
@@ -159,7 +161,7 @@ def versions() -> dict[str, str]:
 def write_result(file: Path, result: JobResult) -> None:
     """Whole or not at all; one key a line, so that a repository shows what changed."""
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in asdict(result).items())
-    with storage_errors(str(file)):
+    with storage_errors(str(file), AGAIN):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, f"{{\n{lines}\n}}\n".encode())
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from marble_rl.compare.jobs import JOBS, Job, changes, identity
-from marble_rl.compare.results import JobResult, read_results
-from marble_rl.config import load_config
+from marble_rl.compare.results import AGAIN, JobResult, read_results
 from marble_rl.errors import InputError
+from marble_rl.storage import storage_errors
 
-PER_JOB = ("balance", "trainer.seed", "evaluation.seed")
-"""Keys in which jobs of one comparison may differ, besides those that a method of the user's own sets."""
+SEEDS = ("trainer.seed", "evaluation.seed")
+"""Keys in which jobs of one method may differ."""
+PER_METHOD = ("balance",)
+"""Keys in which methods may differ, besides those that they set."""
 
 
 @contextmanager
@@ -48,58 +52,85 @@ def remaining_jobs(jobs: Sequence[Job], *, fresh: bool, notice: Callable[[str], 
         )
     for name in stale:
         notice(f"throwing away {name}: {stale[name]}")
-        for suffix in (".json", ".log"):
-            (out / JOBS / f"{name}{suffix}").unlink(missing_ok=True)
-        shutil.rmtree(out / JOBS / name, ignore_errors=True)
+        _throw_away(out / JOBS, name)
     done = {file.stem for file, result in results.items() if result.failed is None and file.stem not in stale}
     return [job for job in jobs if job.name not in done]
 
 
+def _throw_away(jobs: Path, name: str) -> None:
+    """What tells with which config it was made goes last: cut short, the rest is still not taken for another job's."""
+    with storage_errors(str(jobs / name), AGAIN):
+        for suffix in (".json", ".log"):
+            (jobs / f"{name}{suffix}").unlink(missing_ok=True)
+        for folder in (jobs / name / "run", jobs / name / "evaluation", jobs / name):
+            if folder.exists():
+                shutil.rmtree(folder)
+
+
 def _stale_plan(jobs: Sequence[Job], results: dict[Path, JobResult]) -> dict[str, str]:
     """{name: reason} of jobs of this plan that were begun or finished with another config."""
-    stale = {}
-    for job in jobs:
-        before = results[job.result].config if job.result in results else _begun_with(job)
-        found = [] if before is None else changes(before, identity(job.config))
-        if found:
-            stale[job.name] = "; ".join(found[:3])
-    return stale
+    found = {job.name: _changed(job, results.get(job.result)) for job in jobs}
+    return {name: "; ".join(changed[:3]) for name, changed in found.items() if changed}
 
 
-def _begun_with(job: Job) -> dict[str, object] | None:
-    """The config of a job that has no result yet; None where it was not begun."""
-    if not job.config_file.is_file():
-        return None
+def _changed(job: Job, result: JobResult | None) -> list[str]:
+    """Since the job was finished, or begun."""
+    if result is not None:
+        return changes(result.config, identity(job.config))
+    if not job.run.exists():
+        return []
     try:
-        return identity(load_config(job.config_file))
-    except InputError as error:
-        return {f"{job.config_file} cannot be read: {error}": True}
+        return changes(json.loads(job.identity_file.read_text(encoding="utf-8")), identity(job.config))
+    except (OSError, ValueError):
+        return [f"{job.identity_file}, which tells what it was begun with, is missing or damaged"]
+
+
+class _Made(NamedTuple):
+    """What a result was made with, or a planned job will be."""
+
+    method: str
+    overrides: Sequence[str]
+    config: dict[str, Any]
+
+
+def _differences(one: _Made, other: _Made) -> list[str]:
+    """In what they are not comparable: everything counts that neither method sets, and within a method everything."""
+    own: tuple[str, ...] = ()
+    if one.method != other.method:
+        own = (*PER_METHOD, *(setting.partition("=")[0] for setting in (*one.overrides, *other.overrides)))
+    return changes(one.config, other.config, but=(*SEEDS, *own))
 
 
 def _stale_others(jobs: Sequence[Job], results: dict[Path, JobResult]) -> dict[str, str]:
     """{name: reason} of results that are not in this plan and would not be comparable with it."""
-    planned = {job.result for job in jobs}
-    now = identity(jobs[0].config)
+    files = {job.result for job in jobs}
+    # Every method, not only the first: a key that one sets is compared with the others.
+    planned = {job.method.name: _Made(job.method.name, job.method.overrides, identity(job.config)) for job in jobs}
     stale = {}
     for file, result in results.items():
-        if file not in planned:
-            own = [setting.partition("=")[0] for setting in (*jobs[0].method.overrides, *result.overrides)]
-            found = changes(result.config, now, but=(*PER_JOB, *own))
+        if file not in files:
+            found = [change for now in planned.values() for change in _differences(_made(result), now)]
             if found:
-                stale[file.stem] = "; ".join(found[:3])
+                stale[file.stem] = "; ".join(dict.fromkeys(found[:3]))
     return stale
 
 
 def check_comparable(results: Sequence[JobResult]) -> None:
     """Results that are to stand in one table: one budget, one set of prompts."""
-    first, *others = results
-    for other in others:
-        own = [setting.partition("=")[0] for setting in (*first.overrides, *other.overrides)]
-        found = changes(first.config, other.config, but=(*PER_JOB, *own))
-        if not found and (first.prompts_hash, first.images_per_prompt) != (other.prompts_hash, other.images_per_prompt):
-            found = [f"held-out prompts were {first.prompts_hash}, now {other.prompts_hash}"]
-        if found:
-            raise InputError(
-                f"{first.name} and {other.name} are not of one comparison: {'; '.join(found[:3])}. "
-                "Move the results of one of them to another folder"
-            )
+    seen: dict[str, JobResult] = {}
+    for result in results:
+        for other in seen.values():
+            found = _differences(_made(other), _made(result))
+            asked, now = ((r.prompts_hash, r.images_per_prompt) for r in (other, result))
+            if not found and asked != now:
+                found = [f"held-out prompts were {asked[0]}, now {now[0]}"]
+            if found:
+                raise InputError(
+                    f"{other.name} and {result.name} are not of one comparison: {'; '.join(found[:3])}. "
+                    "Move the results of one of them to another folder"
+                )
+        seen.setdefault(result.method, result)
+
+
+def _made(result: JobResult) -> _Made:
+    return _Made(result.method, result.overrides, result.config)

@@ -11,22 +11,22 @@ import time
 from collections.abc import Sequence
 
 from marble_rl.compare.display import Display
-from marble_rl.compare.jobs import Job
-from marble_rl.compare.results import Failure, JobResult, finished, job_result, write_result
+from marble_rl.compare.jobs import Job, identity
+from marble_rl.compare.results import AGAIN, Failure, JobResult, finished, job_result, write_result
 from marble_rl.config import dump_config
 from marble_rl.interrupts import Interrupts
-from marble_rl.storage import storage_errors, write_bytes
+from marble_rl.storage import storage_errors, write_bytes, write_json
 
 LAST_LINES = 20
 POLL_SECONDS = 0.1
 
 
-def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, interrupts: Interrupts, lock: int) -> list[JobResult]:
-    """Run the jobs; returns the results of those that ended. A crash is a result too, and does not stop the others.
+def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, interrupts: Interrupts, lock: int) -> None:
+    """Run the jobs; each that ends leaves its result. A crash is a result too, and does not stop the others.
 
     Where a stop is asked for, each process gets one SIGINT, finishes its step and saves; no other job is begun.
     """
-    waiting, running, results = list(jobs), list[JobProcess](), list[JobResult]()
+    waiting, running = list(jobs), list[JobProcess]()
     told_to_stop = False
     try:
         while running or (waiting and not interrupts.pending()):
@@ -42,14 +42,17 @@ def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, interrupts: In
                     display.progress(process.job, process.stage, process.steps_done())
                     continue
                 running.remove(process)
-                if process.result is not None:
-                    results.append(process.result)
                 display.ended(process.job, process.result)
             time.sleep(POLL_SECONDS)
-    finally:  # a second Ctrl-C, or a fault in here
+    except Exception:  # a fault in here, such as a full disk: the other jobs save first
+        for process in running:
+            process.stop()
+        for process in running:
+            process.wait()
+        raise
+    finally:  # a second Ctrl-C
         for process in running:
             process.kill()
-    return results
 
 
 class JobProcess:
@@ -61,8 +64,9 @@ class JobProcess:
         self.result: JobResult | None = None
         """Set when the job has ended by itself."""
         self._began = time.monotonic()
-        with storage_errors(str(job.folder)):
+        with storage_errors(str(job.folder), AGAIN):
             job.folder.mkdir(parents=True, exist_ok=True)
+            write_json(job.identity_file, identity(job.config))
             write_bytes(job.config_file, dump_config(job.config).encode())
             job.result.unlink(missing_ok=True)  # of an attempt that failed
             with open(job.log, "ab") as log:
@@ -109,10 +113,13 @@ class JobProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 
+    def wait(self) -> None:
+        self._process.wait()
+
     def kill(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait()
+        self.wait()
 
     def _finish(self) -> None:
         evaluation = json.loads((self.job.evaluation / "scores.json").read_text(encoding="utf-8"))

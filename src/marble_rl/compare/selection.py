@@ -15,6 +15,10 @@ from marble_rl.config import RunConfig, suggestion
 from marble_rl.errors import InputError
 
 OWN = re.compile(r"^(?P<name>[A-Za-z0-9_-]+)=(?P<setting>[A-Za-z0-9_.-]+=.*)$", re.DOTALL)
+SHARED = re.compile(
+    r"^(trainer\.seed|evaluation(\..*)?|prompts(\.heldout.*)?|rewards(\.[^.=]+(\.(name|type|params|held_out).*)?)?)="
+)
+"""Settings that say how methods are judged: on what prompts, by which rewards."""
 NUMBER = re.compile(r"^\d+(\.\d*)?$")
 
 
@@ -111,7 +115,7 @@ def _own_method(name: str, settings: list[str], config: RunConfig) -> Method:
     if name in known_methods(config.trained_rewards) or name in method_sets(config.trained_rewards):
         raise InputError(f"--methods: {name!r} is a method already; give yours another name")
     for setting in settings:
-        if setting.startswith(("trainer.seed=", "evaluation.")):
+        if SHARED.match(setting):
             raise InputError(
                 f"--methods {name}: {setting!r} is the same for all methods; use --seeds, or --set for all of them"
             )

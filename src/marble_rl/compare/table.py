@@ -77,7 +77,8 @@ def compare_results(results: Sequence[JobResult], against: str | None = None) ->
     assert good, "a table needs at least one row"
     check_comparable(good)
     by_method = _by_method(good)
-    against = _against(against, list(by_method))
+    crashed = {result.method for result in results} - set(by_method)
+    against = None if against in crashed else _against(against, list(by_method))
     first = good[0]
     rewards = [name for name in first.means if all(name in result.means for result in good)]
     everything = dict.fromkeys(name for result in good for name in result.means)

@@ -16,7 +16,7 @@ from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.picture import draw
 from marble_rl.errors import InputError
 from marble_rl.storage import write_bytes
-from marble_rl.study.findings import DIAGNOSES, PARTS, diagnoses_in, read_study, read_whole
+from marble_rl.study.findings import DIAGNOSES, diagnoses_in, parts_in, read_whole
 from marble_rl.study.page import gradients_page, results_page
 
 KEPT = Path("docs/results")
@@ -26,9 +26,19 @@ PICTURE = Path("docs/images/study.png")
 
 
 def take(study: Path, kept: Path) -> None:
-    """Copy what the page needs of a study's folder: the jobs' JSONs, and diagnoses without their samples."""
-    read_study(study)
+    """Replace what is kept by what the page needs of a study's folder: the jobs' JSONs, diagnoses without samples."""
+    read_whole(study)  # all of it, before anything is replaced
+    if study.resolve() == kept.resolve():
+        raise InputError(f"--take {study}: these are the results that are kept; give the folder of another study")
+    new = kept.with_name(f".{kept.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    for part in (".", *parts_in(study)):
+        _copy(study / part, new / part)
     shutil.rmtree(kept, ignore_errors=True)
+    new.rename(kept)
+
+
+def _copy(study: Path, kept: Path) -> None:
     for folder in (kept / JOBS, kept / DIAGNOSES):
         folder.mkdir(parents=True)
     for file in (study / JOBS).glob("*.json"):
@@ -37,9 +47,6 @@ def take(study: Path, kept: Path) -> None:
         tree = json.loads(file.read_text(encoding="utf-8"))
         tree.pop("samples", None)
         write_bytes(kept / DIAGNOSES / f"{job}.json", (json.dumps(tree, indent=1) + "\n").encode())
-    for part in PARTS:
-        if (study / part).is_dir():
-            take(study / part, kept / part)
 
 
 def main() -> int:

@@ -32,6 +32,8 @@ class Claim:
     paper: str
     """The figures that it rests on there."""
     judge: Callable[[Study], Finding]
+    ours: bool = False
+    """Asked by us beside a claim of the paper."""
 
 
 def better(method: str, other: str) -> Callable[[Study], Finding]:
@@ -152,6 +154,8 @@ def fixed(verdict: Verdict, text: str) -> Callable[[Study], Finding]:
 
 
 def _rising(found: dict[str, Interval], rewards: Sequence[str]) -> Finding:
+    if not rewards:
+        return Finding("not measured", "There are no such rewards.")
     up = [name for name in rewards if found[name].low > 0]
     verdict: Verdict = "confirmed" if len(up) == len(rewards) else "partly" if up else "not confirmed"
     return Finding(verdict, _by_reward(found, rewards))
@@ -176,7 +180,8 @@ def estimate(found: Mapping[str, float]) -> str:
 def _missing(study: Study, *methods: str) -> Finding:
     lacking = [method for method in methods if not study.has(method)]
     seeds = f"two seeds of {listed(lacking)}" if lacking else f"two common seeds of {listed(methods)}"
-    return Finding("not measured", f"There are not {seeds} yet.")
+    crashed = [f" {study.crashed[method]} of {method} crashed." for method in methods if study.crashed[method]]
+    return Finding("not measured", f"There are not {seeds} yet.{''.join(crashed)}")
 
 
 PAPER = (
@@ -207,6 +212,7 @@ PAPER = (
         "The same measured on independent mini-batches (the paper does not)",
         "not reported",
         independent_harmony,
+        ours=True,
     ),
     Claim("Without normalisation it fails", "FAILS", better("marble", "marble_no_norm")),
     Claim(

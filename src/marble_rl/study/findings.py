@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -25,7 +26,10 @@ class Study:
     """Results of jobs, and what `marble diagnose` wrote about some runs, by name."""
 
     def __init__(self, results: Sequence[JobResult], diagnoses: Mapping[str, Mapping[str, Any]]) -> None:
-        self.results = results
+        """``results``: of jobs that crashed, too."""
+        self._all = results
+        self.results = [result for result in results if result.failed is None]
+        self.crashed = Counter(result.method for result in results if result.failed is not None)
         self.diagnoses = diagnoses
         self.table = compare_results(results)
         self._against: dict[str, Comparison] = {}
@@ -49,7 +53,7 @@ class Study:
     def against(self, other: str) -> Comparison:
         """The table with differences to ``other``."""
         if other not in self._against:
-            self._against[other] = compare_results(self.results, other)
+            self._against[other] = compare_results(self._all, other)
         return self._against[other]
 
     def share(self, method: str, reward: str) -> Interval | None:
@@ -96,19 +100,41 @@ PARTS = tuple(part.name for part in fields(Whole))[1:]
 
 
 def read_whole(folder: Path) -> Whole:
-    return Whole(read_study(folder), **{name: read_study(folder / name) for name in PARTS if (folder / name).is_dir()})
+    return Whole(read_study(folder), **{name: read_study(folder / name) for name in parts_in(folder)})
+
+
+def parts_in(folder: Path) -> list[str]:
+    """Those of which a job has ended."""
+    return [name for name in PARTS if any((folder / name / JOBS).glob("*.json"))]
 
 
 def read_study(folder: Path) -> Study:
     """FOLDER/jobs/*.json, and the diagnoses in FOLDER/diagnoses and in the jobs' run folders."""
-    results = [result for result in read_results(folder).values() if result.failed is None]
-    if not results:
-        raise InputError(f"{folder}: no results of jobs in {folder / JOBS}; give the --out of a comparison")
+    results = list(read_results(folder).values())
+    if all(result.failed for result in results):
+        raise InputError(f"{folder}: no scores of jobs in {folder / JOBS}; give the --out of a comparison")
     return Study(results, read_diagnoses(folder))
 
 
 def read_diagnoses(folder: Path) -> dict[str, Any]:
-    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in diagnoses_in(folder).items()}
+    return {name: _read_diagnosis(file) for name, file in diagnoses_in(folder).items()}
+
+
+def _read_diagnosis(file: Path) -> Any:
+    """Refused if it lacks what claims are judged by, so that a damaged file is named before it spoils a table."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        for direction in ("marble", "weighted_sum"):
+            for batches in ("in_batch", "independent"):
+                figures = found["directions"][direction][batches]
+                for figure in ("min_cos", "mean_cos", "conflict"):
+                    float(figures[figure]["mean"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{file} is not a diagnosis that this version reads ({type(error).__name__}: {error}); "
+            "run `marble diagnose` on its run again, or delete it"
+        ) from None
+    return found
 
 
 def diagnoses_in(folder: Path) -> dict[str, Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -12,8 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from marble_rl.compare.report import markdown_table, markdown_tables, notes
 from marble_rl.compare.statistics import COMPOSITE
+from marble_rl.compare.table import Comparison
 from marble_rl.report.wording import number
-from marble_rl.study.claims import difference_told, estimate, judge_ours, judge_paper
+from marble_rl.study.claims import PAPER, difference_told, estimate, judge_ours, judge_paper
 from marble_rl.study.findings import BASE, Study, Whole
 
 DIRECTIONS = (
@@ -44,21 +45,24 @@ def results_page(whole: Whole) -> str:
         changes=_changes(study),
         shares=_shares(study),
         conflict=None if conflict is None else _changes(conflict),
+        conflict_differences=None if conflict is None else _differences(conflict.table),
         conflict_notes=[] if conflict is None else notes(conflict.table),
         large_tables=[] if large is None else markdown_tables(large.table)[:2],
         large_notes=[] if large is None else notes(large.table),
         paper=paper,
         ours=judge_ours(study),
-        counts=Counter(judged["verdict"] for judged in paper),
+        counts=Counter(judged["verdict"] for claim, judged in zip(PAPER, paper, strict=True) if not claim.ours),
         jobs=sum(len(part.results) for part in whole.every),
         minutes=sum(r.train_seconds + r.evaluate_seconds for part in whole.every for r in part.results) / 60,
         longest=max((r.train_seconds + r.evaluate_seconds) / 60 for part in whole.every for r in part.results),
         versions=study.table.versions,
         diagnoses=diagnoses,
-        opposed=next((found for found in diagnoses if found["name"] == _opposed(BEGINNING)), None),
+        beginning=_named(diagnoses, f"`{BEGINNING}`"),
+        opposed=_named(diagnoses, _opposed(BEGINNING)),
         merged=MERGED,
         versus=partial(_versus, study),
         versus_large=partial(_versus, large),
+        versus_conflict=partial(_versus, conflict),
     )
 
 
@@ -67,11 +71,11 @@ def gradients_page(whole: Whole) -> str:
     return _rendered("gradients.md.j2", diagnoses=_diagnoses(whole))
 
 
-def _versus(study: Study | None, method: str, other: str) -> str:
-    """Difference of the composites; empty where there are not two common seeds."""
+def _versus(study: Study | None, method: str, other: str, column: str = COMPOSITE) -> str:
+    """Difference of the composites, or of a reward; empty where there are not two common seeds."""
     if study is None or not study.has(method, other):
         return ""
-    found = study.difference(method, other)[COMPOSITE]
+    found = study.difference(method, other)[column]
     return f"{difference_told(found).removesuffix(')')}; {found.n} seeds)"
 
 
@@ -92,8 +96,12 @@ def _changes(study: Study) -> str:
     """Table of the differences to the base model; nothing where it was not run, or nothing else."""
     if not any(result.method == BASE for result in study.results):
         return ""
-    tables = markdown_tables(study.against(BASE))
-    return next((table for title, table in tables if title.startswith("Difference")), "")
+    return _differences(study.against(BASE))
+
+
+def _differences(comparison: Comparison) -> str:
+    """The table of differences to what is compared with; nothing where there is none."""
+    return next((table for title, table in markdown_tables(comparison) if title.startswith("Difference")), "")
 
 
 def _shares(study: Study) -> str:
@@ -118,6 +126,10 @@ def _diagnoses(whole: Whole) -> list[dict[str, Any]]:
     plain = [_diagnosis(f"`{name}`", found) for name, found in whole.study.diagnoses.items()]
     opposed = {} if whole.conflict is None else whole.conflict.diagnoses
     return [*plain, *(_diagnosis(_opposed(name), found) for name, found in opposed.items())]
+
+
+def _named(diagnoses: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    return next((found for found in diagnoses if found["name"] == name), None)
 
 
 def _opposed(name: str) -> str:
