@@ -7,10 +7,12 @@ import json
 import re
 import shutil
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,13 +23,15 @@ from comparisons import write_comparison, write_jobs
 from marble_rl.bootstrap import Difference
 from marble_rl.config import load_config
 from marble_rl.errors import InputError
+from marble_rl.report import page as page_module
 from marble_rl.report import writing
 from marble_rl.report.comparison import comparison_page
 from marble_rl.report.diagnosis import Direction, StoredDiagnosis
 from marble_rl.report.evaluation import StoredEvaluation
-from marble_rl.report.jobs import shown_methods
+from marble_rl.report.jobs import StoredJob, curves, shown_methods
 from marble_rl.report.page import run_page
 from marble_rl.report.reading import RunData, read_run
+from marble_rl.report.statistics import MOST_POINTS
 from marble_rl.report.verdicts import Verdict, fewer_conflicts, verdicts
 from marble_rl.report.wording import MINUS, memory
 from marble_rl.report.writing import watch_report, write_report
@@ -163,11 +167,22 @@ def without(prefix: str) -> Callable[[list[str]], list[str]]:
     return change
 
 
-def edit_diagnosis(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    file = run / "diagnosis" / "diagnosis.json"
+def edit_json(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     tree = json.loads(file.read_text())
     change(tree)
     file.write_text(json.dumps(tree))
+
+
+def edit_diagnosis(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    edit_json(run / "diagnosis" / "diagnosis.json", change)
+
+
+def edit_scores(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    edit_json(run / "evaluation" / "scores.json", change)
+
+
+ENDLESS = 10**400
+"""An integer, as far as JSON is concerned, that no float holds."""
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -224,6 +239,46 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: next((run / "evaluation" / "images").glob("*.webp")).write_bytes(b"RIFF"),
         "could not be shown",
     ),
+    "a picture that is a folder": (
+        lambda run: edit_scores(run, lambda tree: tree["pictures"][0]["files"].update(base="..")),
+        ".. could not be shown",
+    ),
+    "prompts without pictures": (
+        lambda run: edit_scores(run, lambda tree: [entry.update(files={}) for entry in tree["pictures"]]),
+        "Before and after",
+    ),
+    "scores beyond numbers": (
+        lambda run: edit_scores(run, lambda tree: tree["weights"]["ema"]["images"][0]["scores"].update(small=ENDLESS)),
+        "Before and after",
+    ),
+    "a difference in words": (
+        lambda run: edit_scores(run, lambda tree: tree["differences"]["small"].update(mean="much", more=1.0)),
+        "small did not clearly change",
+    ),
+    "a difference beyond numbers": (
+        lambda run: edit_scores(run, lambda tree: tree["differences"]["small"].update(mean=ENDLESS)),
+        "small did not clearly change",
+    ),
+    "scores without end": (
+        lambda run: (run / "evaluation" / "scores.json").write_text("[" * 100_000),
+        "evaluation/scores.json is not what this version of marble writes",
+    ),
+    "metrics in a folder": (
+        lambda run: ((run / "metrics.jsonl").unlink(), (run / "metrics.jsonl").mkdir()),
+        "metrics.jsonl could not be read",
+    ),
+    "values beyond numbers": (
+        lambda run: edit_lines(run, lambda x: [*x[:-1], json.dumps({"step": 7, "reward/small": ENDLESS})]),
+        "1 values in metrics.jsonl are not finite numbers",
+    ),
+    "a diagnosis beyond numbers": (
+        lambda run: edit_diagnosis(run, lambda tree: tree["qp"].update(norm=[float("inf"), 0.5])),
+        "diagnosis/diagnosis.json is not what this version of marble writes",
+    ),
+    "a diagnosis with a batch of no size": (
+        lambda run: edit_diagnosis(run, lambda tree: tree["signal"].update({"0": [0.5] * 2})),
+        "diagnosis/diagnosis.json is not what this version of marble writes",
+    ),
     "a broken grid": (lambda run: (run / "samples" / "step-0.png").write_bytes(b""), "step-0.png could not be shown"),
 }
 
@@ -235,6 +290,35 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(copy: Path, damage: str) 
     page = page_of(copy)
     assert said in page.text
     assert not re.search(r"\bnan\b", page.text, re.IGNORECASE)
+
+
+@pytest.mark.parametrize(
+    "step", ["3", True, None, -1, 1.5, 1e300, ENDLESS, [3], float("nan")], ids=lambda s: str(s)[:9]
+)
+def test_a_line_without_a_step_is_left_out(copy: Path, step: object) -> None:
+    edit_lines(copy, lambda lines: [*lines, json.dumps({"step": step, "reward/small": 1e9})])
+    run = read_run(copy)
+    assert run.remarks == ["1 of 9 lines of metrics.jsonl could not be read and were left out."]
+    assert len(run.lines) == 8
+    assert "1 of 9 lines" in page_of(copy).text
+
+
+def test_lines_without_end_are_left_out(copy: Path) -> None:
+    edit_lines(copy, lambda lines: [*lines, "[" * 100_000, '{"step": ' * 50_000, "9" * 10_000])
+    assert "3 of 11 lines of metrics.jsonl" in page_of(copy).text
+
+
+def test_pictures_too_large_to_open_are_left_out(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow refuses what is twice as large as this, and only warns of what is larger than it."""
+    before = len(page_of(copy).of("img"))
+    with Image.open(copy / "samples" / "step-0.png") as grid:
+        pixels = grid.width * grid.height
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels - 1)
+    assert len(page_of(copy).of("img")) == before
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels // 2 - 1)
+    page = page_of(copy)
+    assert "step-0.png was left out: it has too many pixels to be opened here." in page.text
+    assert 0 < len(page.of("img")) < before
 
 
 def test_a_diagnosis_is_shown_with_whatever_directions_it_has(copy: Path) -> None:
@@ -350,6 +434,72 @@ def test_watching_builds_again_when_something_is_new(copy: Path, monkeypatch: py
     assert "data-refresh" not in last.read_text()
 
 
+@pytest.mark.parametrize(("done", "words"), [(5, ["running"] * 4 + ["stopped"]), (8, ["finished"] * 5)])
+def test_a_watched_page_tells_when_its_run_died(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, done: int, words: list[str]
+) -> None:
+    """Nothing is written any more, but time goes by, 50 seconds between two polls."""
+    edit_lines(copy, lambda lines: lines[:done])
+    now = time.time()
+    shown: list[str] = []
+    built: list[Path] = []
+
+    def sleep(_: float) -> None:
+        nonlocal now
+        shown.append((copy / "report.html").read_text())
+        now += 50
+        if len(shown) == len(words):
+            raise KeyboardInterrupt
+
+    clock = SimpleNamespace(
+        sleep=sleep, time=lambda: now, monotonic=lambda: now, strftime=time.strftime, localtime=time.localtime
+    )
+    for module in (writing, page_module):
+        monkeypatch.setattr(module, "time", clock)
+    watch_report(copy, None, built.append)
+    assert [re.findall(r'<p class="status (\w+)">', html) for html in shown] == [[word] for word in words]
+    assert len(set(shown)) == (1 if done == 8 else 3), "a finished run is not built again, another one every minute"
+    assert len(built) == 1, "only what is new is announced"
+
+
+def test_a_watched_comparison_is_built_again_when_a_job_is_new(
+    comparison: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+
+    def sleep(_: float) -> None:
+        if len(built) == 1:
+            write_jobs(comparison)
+        elif len(built) == 2:
+            edit_json(comparison / "jobs" / "marble-seed0.json", lambda tree: tree.update(failed="late"))
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(writing.time, "sleep", sleep)
+    watch_report(comparison, None, lambda file: built.append(len(Page(file.read_text()).of("img"))))
+    assert built == [0, 3, 0]
+
+
+def test_a_run_of_many_steps_needs_little_memory(tiny_sd3: Path, tmp_path: Path) -> None:
+    """20,000 squared would be 3 GB."""
+    config = load_config(write_config(tmp_path / "c.yaml", tiny_sd3, trainer={"steps": 20_000}))
+    wave = np.sin(np.arange(20_000) / 500).tolist()
+    keys = [f"{key}/{name}" for key in ("reward", "eval", "alpha_bar") for name in ("small", "bright", "colour")]
+    keys += ["heldout/min_cos", "ws_heldout/min_cos", "heldout/mean_cos", "harmony/min_cos", "qp/norm", "time/rollout"]
+    lines = [{"step": step, **dict.fromkeys(keys, value)} for step, value in enumerate(wave)]
+    job = StoredJob("marble", 0, {}, tmp_path, lines)
+    began = time.process_time()
+    tracemalloc.start()
+    html = run_page(RunData(tmp_path, config, lines, None, [], time.time()))
+    charts = curves([job], ["marble"], ["small"], {"marble": "r0"})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 60e6
+    assert time.process_time() - began < 30
+    assert len(html) < 3_000_000
+    assert len(charts[0].data["x"]) <= MOST_POINTS  # type: ignore[arg-type]
+
+
 def test_a_long_run_with_many_rewards_and_pictures_stays_small(copy: Path, tiny_sd3: Path) -> None:
     names = [f"reward_with_a_long_name_{i}" for i in range(12)]
     config = write_config(
@@ -414,7 +564,9 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
     page = Page((comparison / "report.html").read_text())
     for text in (
         "Three methods, two rewards",
-        "Better on ocr; worse on taste.",
+        "8 evaluated prompts, 2 images each",
+        "Rewards on the evaluated prompts",
+        "No difference can be told by the composite; better on ocr; worse on taste.",
         "Is <i> better than weighted_sum?",
         "one seed: over its prompts, another training may differ",
         "gdpo seed 3: train ended with exit code 3: <b>full</b>",
@@ -425,6 +577,59 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
         assert text in page.text
     assert page.of("i") == [attributes for attributes in page.of("i") if "swatch" in str(attributes["class"])]
     assert len(page.of("svg")) == 3
+
+
+@pytest.mark.parametrize(
+    ("differences", "answer", "text"),
+    [
+        (
+            {"ocr": 0.4, "taste": -0.4, "composite": 0.2},
+            "yes",
+            "Better by the composite; better on ocr; worse on taste.",
+        ),
+        ({"ocr": 0.4, "taste": 0.0, "composite": -0.2}, "no", "Worse by the composite; better on ocr."),
+        (
+            {"ocr": 0.4, "taste": 0.0, "composite": 0.0},
+            "partly",
+            "No difference can be told by the composite; better on",
+        ),
+        (
+            {"ocr": -0.4, "taste": 0.0, "composite": 0.0},
+            "unknown",
+            "No difference can be told by the composite; worse on",
+        ),
+        ({"ocr": 0.0, "taste": 0.0, "composite": 0.0}, "unknown", "No difference can be told by the composite."),
+    ],
+)
+def test_which_method_is_better_goes_by_the_composite(
+    comparison: Path, differences: dict[str, float], answer: str, text: str
+) -> None:
+    def change(tree: dict[str, Any]) -> None:
+        found = {name: {"mean": d, "low": d - 0.1, "high": d + 0.1} for name, d in differences.items()}
+        tree["rows"][1]["differences"] = found
+
+    edit_json(comparison / "compare.json", change)
+    html = comparison_page(comparison)
+    assert re.findall(r'class="verdict (\w+)"', html)[0] == answer
+    assert text in html
+
+
+@pytest.mark.parametrize(("heldout", "words"), [([{"texts": ["a cup"]}], "held-out"), (None, "training")])
+def test_a_comparison_says_which_prompts_were_evaluated(comparison: Path, heldout: object, words: str) -> None:
+    write_jobs(comparison)
+    prompts = {"train": [{"texts": ["a hat"]}]} | ({"heldout": heldout} if heldout else {})
+    for file in (comparison / "jobs").glob("*.json"):
+        edit_json(file, lambda tree: tree["config"].update(prompts=prompts))
+    text = Page(comparison_page(comparison)).text
+    assert f"8 {words} prompts, 2 images each" in text
+    assert f"{words.capitalize()} prompts, the same noise for every method" in text
+
+
+def test_a_comparison_whose_jobs_kept_no_pictures_shows_none(comparison: Path) -> None:
+    write_jobs(comparison)
+    for scores in comparison.rglob("scores.json"):
+        edit_json(scores, lambda tree: tree["pictures"][0].update(files={}))
+    assert Page(comparison_page(comparison)).of("img") == []
 
 
 def test_a_comparison_shows_what_its_jobs_left(comparison: Path) -> None:
@@ -449,7 +654,14 @@ def test_a_comparison_of_many_methods_draws_a_few() -> None:
     assert shown_methods(["a", "b"], None) == ["a", "b"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"rewards": ["a"], "rows": [{}]}'])
+NO_METHODS = {
+    "rewards": [], "held_out": [], "against": None, "rows": [], "holes": [], "prompts": 1, "images_per_prompt": 1
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"rewards": ["a"], "rows": [{}]}', "[" * 100_000, json.dumps(NO_METHODS)]
+)
 def test_a_comparison_of_another_form_is_refused(comparison: Path, text: str) -> None:
     (comparison / "compare.json").write_text(text)
     outcome = marble("report", comparison)
@@ -512,12 +724,13 @@ def test_held_out_rewards_that_fall_are_a_warning(
 
 @pytest.mark.parametrize(("level", "answer"), [(0.5, "yes"), (-0.5, "no"), (0.0, "unknown")])
 def test_harmony_is_judged_beyond_its_noise(tiny_sd3: Path, tmp_path: Path, level: float, answer: str) -> None:
+    """The smallest of several cosines is below 0 on average where all are noise: that alone is no reason for a no."""
     lines = [
         {"step": i, "heldout/min_cos": level + 0.2 * (-1) ** i, "ws_heldout/min_cos": 0.1 * (-1) ** i}
         for i in range(12)
     ]
     found = answers(made(tiny_sd3, tmp_path, lines, {}))
-    assert found["serves"].answer == answer
+    assert found["serves"].answer == ("yes" if answer == "yes" else "unknown")
     assert found["weighted sum"].answer == answer
     too_few = answers(made(tiny_sd3, tmp_path, lines[:4], {}))
     assert too_few["serves"].answer == too_few["weighted sum"].answer == "unknown"
@@ -535,7 +748,44 @@ def test_signal_is_read_after_ten_refreshes(
     assert answers(made(tiny_sd3, tmp_path, lines[:9], {}))["signal"].answer == "unknown"
 
 
-@pytest.mark.parametrize(("gains", "answer"), [((4, 3, 2, 1), "yes"), ((1, 2, 3, 4), "no"), ((4, 2, 3, 1), "unknown")])
+@pytest.mark.parametrize(
+    ("measured", "answer", "text"),
+    [
+        ({"a": 0.3, "b": 0.3, "c": 0.3}, "partly", "Of d it cannot be told"),
+        ({"a": 0.3, "b": 0.3, "c": 0.0}, "partly", "the gradient of c: nine tenths"),
+        ({"a": 0.0, "b": 0.0, "c": 0.0}, "no", "the gradient of a, b and c: nine tenths"),
+        ({}, "unknown", "Cannot be told: one refresh"),
+    ],
+)
+def test_a_reward_that_was_hardly_ever_measured_has_shown_no_signal(
+    tiny_sd3: Path, tmp_path: Path, measured: dict[str, float], answer: str, text: str
+) -> None:
+    """Reward d has a value in the last refresh alone."""
+    lines = [{"step": i, **{f"signal/{name}": value for name, value in measured.items()}} for i in range(10)]
+    lines[-1]["signal/d"] = 0.9
+    verdict = answers(made(tiny_sd3, tmp_path, lines, {}))["signal"]
+    assert verdict.answer == answer
+    assert text in verdict.text
+    assert ("d: measured in one refresh" in verdict.figures) is bool(measured)
+
+
+def test_a_reward_that_never_had_a_gradient_is_named(tiny_sd3: Path, tmp_path: Path) -> None:
+    lines = [{"step": i, "signal/a": 0.5, "signal/b": 0.5, "signal/c": 0.5} for i in range(12)]
+    verdict = answers(made(tiny_sd3, tmp_path, lines, {}))["signal"]
+    assert verdict.answer == "partly"
+    assert verdict.figures[-1] == "d: measured in no refreshes"
+
+
+@pytest.mark.parametrize(
+    ("gains", "answer"),
+    [
+        ((4, 3, 2, 1), "yes"),
+        ((1, 2, 3, 4), "no"),
+        ((4, 2, 3, 1), "unknown"),
+        ((1, 2, 4, 3), "unknown"),  # rho 0.8: 23 of 24 orders are as negative, but four are as positive
+        ((2, 2, 2, 2), "unknown"),
+    ],
+)
 def test_coefficients_follow_difficulty_in_their_order(
     tiny_sd3: Path, tmp_path: Path, gains: tuple[float, ...], answer: str
 ) -> None:
@@ -543,6 +793,15 @@ def test_coefficients_follow_difficulty_in_their_order(
     lines = [{"step": 0, "alpha_bar/a": 0.1, "alpha_bar/b": 0.2, "alpha_bar/c": 0.3, "alpha_bar/d": 0.4}]
     differences = {name: Difference(gain, gain - 1, gain + 1) for name, gain in zip("abcd", gains, strict=True)}
     assert answers(made(tiny_sd3, tmp_path, lines, differences))["difficulty"].answer == answer
+
+
+@pytest.mark.parametrize("rounding", [0.0, 1e-16])
+def test_equal_coefficients_follow_nothing(tiny_sd3: Path, tmp_path: Path, rounding: float) -> None:
+    lines = [{"step": 0, **{f"alpha_bar/{name}": 0.25 + i * rounding for i, name in enumerate("abcd")}}]
+    differences = {name: Difference(gain, gain - 1, gain + 1) for gain, name in enumerate("abcd")}
+    verdict = answers(made(tiny_sd3, tmp_path, lines, differences))["difficulty"]
+    assert verdict.answer == "unknown"
+    assert "all coefficients, or all gains, are equal" in verdict.text
 
 
 @pytest.mark.parametrize(
@@ -557,6 +816,9 @@ def test_coefficients_follow_difficulty_in_their_order(
         ({"qp/kkt_residual": 1e-6}, False),
         ({"harmony/conflict": 1.0}, False),
         ({"scoring/failures/a": 1.0}, False),
+        ({"guard/skipped": 0.0, "guard/overflows": 0.0, "qp/fallback": 0.0}, True),
+        ({"guard/skipped": 1.0}, False),
+        ({"guard/overflows": 1.0}, False),
     ],
 )
 def test_guards_that_speak_up_are_named(tiny_sd3: Path, tmp_path: Path, line: dict[str, float], quiet: bool) -> None:
@@ -565,12 +827,49 @@ def test_guards_that_speak_up_are_named(tiny_sd3: Path, tmp_path: Path, line: di
     assert bool(verdict.figures) is not quiet
 
 
+def with_balance(run: RunData, **changes: object) -> RunData:
+    balance = run.config.balance.model_copy(update=changes)
+    return replace(run, config=run.config.model_copy(update={"balance": balance}))
+
+
+@pytest.mark.parametrize(
+    ("balance", "trouble"),
+    [
+        ({}, ["error of the quadratic program", "updates against a reward in their own batch"]),
+        ({"solver": "equal"}, []),
+        ({"smooth": "gram"}, ["error of the quadratic program"]),
+        ({"smooth": "gram", "metric": "adam"}, ["error of the quadratic program"]),
+        (
+            {"smooth": "gram", "solver": "noise_aware"},
+            ["error of the quadratic program", "noise-aware problem without a solution"],
+        ),
+        ({"normalize": False}, ["error of the quadratic program"]),
+    ],
+    ids=str,
+)
+def test_guards_ask_of_a_solver_what_it_promises(
+    tiny_sd3: Path, tmp_path: Path, balance: dict[str, object], trouble: list[str]
+) -> None:
+    line = {"qp/kkt_residual": 0.1, "harmony/conflict": 1.0, "metric_harmony/conflict": 1.0, "qp/fallback": 1.0}
+    run = with_balance(made(tiny_sd3, tmp_path, [{"step": 0, **line}], {}), **balance)
+    verdict = answers(run)["guards"]
+    assert [figure.split(": ")[0] for figure in verdict.figures] == trouble
+    assert verdict.answer == ("no" if trouble else "yes")
+
+
+def test_updates_left_out_now_and_then_are_no_trouble(tiny_sd3: Path, tmp_path: Path) -> None:
+    lines = [{"step": i, "guard/skipped": float(i == 0), "guard/overflows": 3.0 * (i < 5)} for i in range(50)]
+    assert answers(made(tiny_sd3, tmp_path, lines, {}))["guards"].answer == "yes"
+    lines[1]["guard/skipped"] = 1.0
+    figures = answers(made(tiny_sd3, tmp_path, lines, {}))["guards"].figures
+    assert figures == ["updates left out: not finite: 2 beside 50 that were made"]
+
+
 @pytest.mark.parametrize("in_metric", [0.0, 1.0])
 def test_in_adams_metric_the_guarantee_is_one_in_that_metric(tiny_sd3: Path, tmp_path: Path, in_metric: float) -> None:
     """There a euclidean conflict is no fault, and one in the metric is."""
     run = made(tiny_sd3, tmp_path, [{"step": 0, "harmony/conflict": 1.0, "metric_harmony/conflict": in_metric}], {})
-    balance = run.config.balance.model_copy(update={"metric": "adam"})
-    run = replace(run, config=run.config.model_copy(update={"balance": balance}))
+    run = with_balance(run, metric="adam")
     assert answers(run)["guards"].answer == ("no" if in_metric else "yes")
 
 

@@ -15,7 +15,7 @@ from marble_rl.report.charts import LINE, Line, Reference, interval_mark, line_c
 from marble_rl.report.grids import STRONGEST, histogram, matrix, sample_map
 from marble_rl.report.sections import PALETTE
 from marble_rl.report.speed import STAGES
-from marble_rl.report.statistics import mean_interval, rank_correlation, rise, smooth, thinned
+from marble_rl.report.statistics import RankCorrelation, mean_interval, rank_correlation, rise, smooth, thinned
 from marble_rl.report.wording import MINUS, counted, duration, listed, number
 
 STYLE = Path(marble_rl.report.__file__).parent / "templates" / "style.css"
@@ -31,12 +31,15 @@ def test_smoothing_keeps_a_straight_line_and_calms_noise() -> None:
     assert smooth([7], [1.5]) == ([1.5], [0.0])
 
 
-def test_the_band_of_a_curve_holds_the_truth_as_often_as_it_says() -> None:
+@pytest.mark.parametrize("steps", [60, 2000])
+def test_the_band_of_a_curve_holds_the_truth_as_often_as_it_says(steps: int) -> None:
+    """Also where the curve was averaged down first."""
     dice = np.random.default_rng(2)
-    truth = np.linspace(0, 3, 60)
+    x, truth = (np.array(part) for part in thinned(range(steps), np.linspace(0, 3, steps)))
     covered = []
     for _ in range(200):
-        curve, reach = (np.array(part) for part in smooth(range(60), truth + dice.normal(size=60)))
+        noisy = thinned(range(steps), np.linspace(0, 3, steps) + dice.normal(size=steps))[1]
+        curve, reach = (np.array(part) for part in smooth(x, noisy))
         covered.append(np.abs(curve - truth) <= reach)
     assert 0.92 <= np.mean(covered) <= 0.98
     assert (np.mean(covered, axis=0) > 0.85).all(), "also at the ends"
@@ -82,12 +85,24 @@ def test_too_few_values_have_no_interval() -> None:
 
 
 def test_rank_correlations_count_orders() -> None:
-    assert rank_correlation([1, 2, 3, 4], [9, 7, 5, 1]) == pytest.approx((-1.0, 1 / 24))
-    assert rank_correlation([1, 2, 3, 4], [1, 5, 7, 9]) == pytest.approx((1.0, 1.0))
-    assert rank_correlation([1, 1, 1, 1], [1, 2, 3, 4]) == (0.0, 1.0)
-    rho, share = rank_correlation(range(12), [-x for x in range(12)])
+    def found(a: list[int], b: list[int]) -> tuple[float, ...]:
+        result = rank_correlation(a, b)
+        assert isinstance(result, RankCorrelation)
+        return result.rho, result.as_negative, result.as_positive
+
+    assert found([1, 2, 3, 4], [9, 7, 5, 1]) == pytest.approx((-1.0, 1 / 24, 1.0))
+    assert found([1, 2, 3, 4], [1, 5, 7, 9]) == pytest.approx((1.0, 1.0, 1 / 24))
+    assert found([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx((0.8, 23 / 24, 4 / 24))
+    assert found([1, 1, 2, 2], [1, 2, 3, 4]) == pytest.approx((0.894, 1.0, 1 / 6), abs=1e-3)
+    rho, share, others = found(list(range(12)), [-x for x in range(12)])
     assert rho == pytest.approx(-1)
     assert share < 0.001
+    assert others == 1.0
+
+
+def test_equal_values_have_no_order() -> None:
+    assert rank_correlation([1, 1, 1, 1], [1, 2, 3, 4]) is None
+    assert rank_correlation([1, 2, 3, 4], [0.5] * 4) is None
 
 
 @pytest.mark.parametrize(
@@ -109,6 +124,7 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
 
 def test_words() -> None:
     assert [counted(n, "step") for n in (0, 1, 3, 12)] == ["no steps", "one step", "three steps", "12 steps"]
+    assert [counted(n, "refresh", "refreshes") for n in (0, 1, 2)] == ["no refreshes", "one refresh", "two refreshes"]
     assert [listed(w) for w in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
     assert [duration(s) for s in (0.1, 5, 119, 7500)] == ["100 ms", "5.0 s", "2 min", "2 h 5 min"]
 

@@ -77,7 +77,7 @@ def notes(comparison: Comparison) -> list[str]:
     """How to read the table, and what is wrong with it."""
     shown = [i for row in comparison.rows for i in (*row.figures.values(), *row.differences.values())]
     lines = [
-        f"{comparison.prompts} held-out prompts x {comparison.images_per_prompt} images; "
+        f"{comparison.prompts} {comparison.prompts_are} prompts x {comparison.images_per_prompt} images; "
         "mean over n seeds ± half the 95 % interval (Student's t over seeds)"
     ]
     budgets = {(row.steps, row.images_per_step) for row in comparison.rows if row.train_seconds}
@@ -132,7 +132,7 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]
     for row in comparison.rows:
         cells = [_figure(row.figures[name], column, signed=name == COMPOSITE) for name, column in columns.items()]
         body.append([row.method, str(len(row.seeds)), *cells, _minutes(row), _seconds(row)])
-    tables = [("Held-out rewards", ["method", "n", *heads, "minutes", "s/step"], body)]
+    tables = [("Scores", ["method", "n", *heads, "minutes", "s/step"], body)]
     compared = [row for row in comparison.rows if row.differences]
     if compared:
         body = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from marble_rl.compare.figures import Figures
 from marble_rl.compare.methods import known_methods
@@ -60,6 +61,7 @@ class Comparison:
     rows: list[Row]
     holes: list[Hole]
     prompts: int
+    prompts_are: Literal["held-out", "training"]
     images_per_prompt: int
     versions: list[dict[str, str]]
     """Each once; more than one if results were made with different ones."""
@@ -91,6 +93,7 @@ def compare_results(results: Sequence[JobResult], against: str | None = None) ->
         [_row(group, figures, None if against is None else by_method[against]) for group in by_method.values()],
         [_hole(result) for result in results if result.failed is not None],
         first.prompts,
+        "held-out" if first.config.get("prompts", {}).get("heldout") else "training",
         first.images_per_prompt,
         [dict(kind) for kind in dict.fromkeys(tuple(result.versions.items()) for result in good)],
     )

@@ -13,8 +13,8 @@ import yaml
 from marble_rl.bootstrap import Difference
 from marble_rl.errors import InputError
 from marble_rl.report.charts import Chart, forest
-from marble_rl.report.evaluation import numbers
-from marble_rl.report.jobs import curves, peak_memory, pictures, read_jobs, shown_methods
+from marble_rl.report.jobs import StoredJob, curves, peak_memory, pictures, read_jobs, shown_methods
+from marble_rl.report.lenient import UNREADABLE, number_of, numbers, spanned
 from marble_rl.report.page import render
 from marble_rl.report.pictures import Gallery, shown_cards
 from marble_rl.report.sections import PALETTE
@@ -67,7 +67,7 @@ def read_comparison(folder: Path) -> StoredComparison:
     """Raises InputError where it is not what this version writes."""
     try:
         tree = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return StoredComparison(
+        found = StoredComparison(
             [str(name) for name in tree["rewards"]],
             [str(name) for name in tree["held_out"]],
             tree["against"],
@@ -76,11 +76,14 @@ def read_comparison(folder: Path) -> StoredComparison:
                 "{method} seed {seed}: {stage} ended with exit code {exit_code}: {last_line}".format(**h)
                 for h in tree["holes"]
             ],
-            int(tree["prompts"]),
-            int(tree["images_per_prompt"]),
+            int(number_of(tree["prompts"])),
+            int(number_of(tree["images_per_prompt"])),
             [_claim(claim) for claim in tree.get("claims", [])],
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not found.methods or any(set(found.columns) - set(method.figures) for method in found.methods):
+            raise ValueError("it has no methods, or not a figure of each for every reward")
+        return found
+    except UNREADABLE as error:
         raise InputError(
             f"{folder / FILE} is not what this version of marble compare writes ({type(error).__name__}: {error}). "
             f"Make it anew: marble compare {folder} --table-only"
@@ -99,15 +102,17 @@ def _method(row: dict[str, Any]) -> Method:
         list(row["seeds"]),
         {name: _interval(found) for name, found in row["figures"].items()},
         {name: _interval(found) for name, found in row["differences"].items()},
-        float(row["train_seconds"]),
-        float(row.get("seconds_per_step", 0)),
+        number_of(row["train_seconds"]),
+        number_of(row.get("seconds_per_step", 0)),
         numbers(row["training"]),
     )
 
 
 def _interval(found: dict[str, Any]) -> Difference:
-    known = numbers(found)
-    return Difference(known["mean"], known["low"], known["high"])
+    told = spanned(found)
+    if told is None:
+        raise ValueError("a mean without both ends of its interval")
+    return told
 
 
 def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
@@ -134,6 +139,7 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
         remarks=[*found.holes, *gallery.remarks],
         harmony=_harmony(found),
         memory={name: memory(peak) for name, peak in peak_memory(jobs).items()},
+        prompts=_prompts(config),
         config=config,
         config_text="" if config is None else yaml.safe_dump(config.config, sort_keys=False, allow_unicode=True),
         minutes={method.name: duration(method.seconds) for method in found.methods if method.seconds},
@@ -143,13 +149,21 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
     )
 
 
+def _prompts(job: StoredJob | None) -> str:
+    """Which ones were evaluated: without held-out ones those of the training."""
+    chosen = None if job is None else job.config.get("prompts")
+    if not isinstance(chosen, dict):
+        return "evaluated prompts"
+    return "held-out prompts" if chosen.get("heldout") else "training prompts"
+
+
 def _best(found: StoredComparison) -> dict[str, float]:
     """The highest mean of each column."""
     return {name: max(method.figures[name].mean for method in found.methods) for name in found.columns}
 
 
 def _verdicts(found: StoredComparison) -> list[Verdict]:
-    """Each method against the one compared with: on which rewards is it better beyond doubt?"""
+    """Each method against the one compared with. The composite decides; rewards that go another way are named."""
     verdicts = []
     for method in found.methods:
         known = {name: d for name, d in method.differences.items() if name in found.rewards}
@@ -157,11 +171,10 @@ def _verdicts(found: StoredComparison) -> list[Verdict]:
             continue
         better = [name for name, d in known.items() if d.low > 0]
         worse = [name for name, d in known.items() if d.high < 0]
-        answer: Answer = "unknown" if not better and not worse else "no" if not better else "partly" if worse else "yes"
-        parts = {"better on": better, "worse on": worse}
-        text = "; ".join(f"{word} {listed(names)}" for word, names in parts.items() if names)
-        text = f"{text[0].upper()}{text[1:]}." if text else "No difference can be told."
         composite = method.differences.get(COMPOSITE)
+        answer, text = _by_composite(composite, partly=bool(better))
+        parts = {"better on": better, "worse on": worse}
+        text = "; ".join([text, *(f"{word} {listed(names)}" for word, names in parts.items() if names)]) + "."
         figures = (
             [] if composite is None else [f"composite {number(composite.mean, signed=True)} ({_range(composite)})"]
         )
@@ -169,6 +182,15 @@ def _verdicts(found: StoredComparison) -> list[Verdict]:
         figures.append(f"{counted(len(method.seeds), 'seed')}{only}")
         verdicts.append(Verdict(f"Is {method.name} better than {found.against}?", answer, text, figures))
     return verdicts
+
+
+def _by_composite(found: Difference | None, *, partly: bool) -> tuple[Answer, str]:
+    """``partly``: it is better on some reward, which decides nothing against a composite that is open."""
+    if found is not None and found.low > 0:
+        return "yes", "Better by the composite"
+    if found is not None and found.high < 0:
+        return "no", "Worse by the composite"
+    return "partly" if partly else "unknown", "No difference can be told by the composite"
 
 
 def _range(found: Difference) -> str:

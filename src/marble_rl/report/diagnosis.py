@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from marble_rl.bootstrap import Difference
-from marble_rl.report.evaluation import is_number, numbers
+from marble_rl.report.lenient import UNREADABLE, is_number, number_of, spanned
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def read_diagnosis(folder: Path, remarks: list[str]) -> StoredDiagnosis | None:
         return None
     try:
         return _parse(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except UNREADABLE as error:
         remarks.append(
             f"diagnosis/diagnosis.json is not what this version of marble writes ({type(error).__name__}: {error}); "
             "it was left out. Run marble diagnose again."
@@ -88,22 +88,40 @@ def _parse(tree: dict[str, Any]) -> StoredDiagnosis:
     found = StoredDiagnosis(
         rewards,
         tree["step"],
-        int(tree["batches"]),
-        int(tree["images"]),
+        int(number_of(tree["batches"])),
+        int(number_of(tree["images"])),
         directions,
         [_known(row, rewards) for row in tree["cosines"]],
         [_known(row, rewards) for row in advantages.get("correlations", [])],
         _estimates({"agreement": advantages.get("agreement") or {}}).get("agreement"),
-        {float(size): _known(row, rewards) for size, row in sorted(tree["signal"].items(), key=lambda x: float(x[0]))},
-        [float(value) for value in tree["qp"]["norm"]],
-        [float(value) for value in tree["qp"]["combined"]],
-        float(tree["qp"]["near_zero"]),
-        [(float(c["strength"]), float(c["min_cos"]), float(c["weighted_sum_min_cos"])) for c in tree["conflict"]],
+        dict(sorted((float(size), _known(row, rewards)) for size, row in tree["signal"].items())),
+        [number_of(value) for value in tree["qp"]["norm"]],
+        [number_of(value) for value in tree["qp"]["combined"]],
+        number_of(tree["qp"]["near_zero"]),
+        [_constructed(found) for found in tree["conflict"]],
         [(str(s["source"]), str(s["prompt"]), _known(s["advantages"], rewards)) for s in tree["samples"]],
     )
-    if not (found.rewards and found.directions and found.norms and len(found.cosines) == len(rewards)):
-        raise ValueError("it has no directions, or not a cosine for every reward")
+    _check(found)
     return found
+
+
+def _check(found: StoredDiagnosis) -> None:
+    """What charts rely on. Raises ValueError."""
+    rewards = len(found.rewards)
+    if not (rewards and found.directions and found.norms and found.combined):
+        raise ValueError("it has no directions, or no lengths")
+    if len(found.cosines) != rewards or len(found.correlations) not in (0, rewards):
+        raise ValueError("it has not a cosine for every reward")
+    if min(*found.norms, *found.combined) < 0:
+        raise ValueError("a length is negative")
+    sizes = [*found.signal, *(size for direction in found.directions for size in direction.by_size)]
+    if not all(is_number(size) and size > 0 for size in sizes):
+        raise ValueError("a batch has no size")
+
+
+def _constructed(found: dict[str, Any]) -> tuple[float, float, float]:
+    strength, ours, theirs = (number_of(found[key]) for key in ("strength", "min_cos", "weighted_sum_min_cos"))
+    return strength, ours, theirs
 
 
 def _worst_by_size(direction: str, tree: dict[str, Any]) -> dict[int, Difference]:
@@ -113,9 +131,8 @@ def _worst_by_size(direction: str, tree: dict[str, Any]) -> dict[int, Difference
 
 
 def _estimates(figures: dict[str, Any]) -> dict[str, Difference]:
-    known = {name: numbers(found) for name, found in figures.items()}
-    ends = ("mean", "low", "high")
-    return {name: Difference(*(f[end] for end in ends)) for name, f in known.items() if set(ends) <= set(f)}
+    known = {name: spanned(found) for name, found in figures.items()}
+    return {name: found for name, found in known.items() if found is not None}
 
 
 def _known(row: list[Any], rewards: list[str]) -> list[float | None]:

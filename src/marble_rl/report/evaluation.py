@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from marble_rl.bootstrap import Difference
+from marble_rl.report.lenient import UNREADABLE, numbers, spanned
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def read_evaluation(folder: Path, remarks: list[str]) -> StoredEvaluation | None
         return None
     try:
         return _parse(json.loads(file.read_text(encoding="utf-8")), folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except UNREADABLE as error:
         remarks.append(
             f"evaluation/scores.json is not what this version of marble writes ({type(error).__name__}: {error}); "
             "it was left out. Run marble evaluate again."
@@ -85,14 +84,12 @@ def _parse(tree: dict[str, Any], folder: Path) -> StoredEvaluation:
         held_out=frozenset(tree["held_out_rewards"]),
         means={name: numbers(result["means"]) for name, result in weights.items()},
         differences={
-            name: Difference(found["mean"], found["low"], found["high"])
-            for name, found in tree["differences"].items()
-            if len(numbers(found)) == 3
+            name: found for name, entry in tree["differences"].items() if (found := spanned(entry)) is not None
         },
         spread=spread,
         prompts=len({(image["source"], image["index"]) for image in first}),
         images=len(first),
-        cards=tuple(_card(entry, weights, folder) for entry in tree.get("pictures", [])),
+        cards=tuple(_card(entry, weights, folder) for entry in tree.get("pictures", []) if entry["files"]),
         grid=grid if grid.is_file() else None,
         gains=_gains(first, last, spread) if len(weights) > 1 else {},
     )
@@ -126,12 +123,3 @@ def _card(entry: dict[str, Any], weights: dict[str, Any], folder: Path) -> Promp
     files = {name: folder / "images" / Path(file).name for name, file in entry["files"].items()}
     shots = [Shot(name, file, numbers(weights[name]["images"][row]["scores"])) for name, file in files.items()]
     return PromptCard(str(image["prompt"]), str(image["source"]), tuple(shots))
-
-
-def numbers(entry: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a JSON object."""
-    return {str(key): float(value) for key, value in entry.items() if is_number(value)}
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

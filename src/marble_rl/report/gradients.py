@@ -50,7 +50,7 @@ def diagnosis(run: RunData) -> Section:
 def _forests(found: StoredDiagnosis) -> list[Chart]:
     """Another batch first: it is the figure that counts."""
     wanted = (
-        ("Another batch: worst cosine", "other", "min_cos", "Above 0 even the worst-served reward gains."),
+        ("Another batch: worst cosine", "other", "min_cos", "Above 0 every reward gains; noise lies below."),
         ("Own batch: worst cosine", "own", "min_cos", "The paper's figure; pure noise gives 1/√K."),
         ("Another batch: conflict rate", "other", "conflict", "How often at least one reward is worked against."),
         ("Own batch: conflict rate", "own", "conflict", "0 by construction for the min-norm point."),
@@ -181,7 +181,7 @@ def _lengths(found: StoredDiagnosis) -> Chart:
 
 
 def _constructed(found: StoredDiagnosis) -> list[Chart]:
-    if len(found.conflict) < 2:
+    if len(found.conflict) < 2 or len(found.rewards) < 2:
         return []
     strength, ours, theirs = (list(column) for column in zip(*found.conflict, strict=True))
     lines = [

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from marble_rl.config.schema import MarbleBalance
+from marble_rl.config.schema import MarbleBalance, RunConfig
 from marble_rl.report.reading import RunData
 from marble_rl.report.wording import MINUS
 
 OFTEN = 0.2
-"""Share of the refreshes from which on a guard counts as trouble."""
+"""Share of the refreshes, or steps, beyond which a guard counts as trouble."""
+SELDOM = 0.02
+"""Updates left out for each that was made: more are no accident."""
 
 
 @dataclass(frozen=True)
@@ -24,42 +26,93 @@ class Guard:
 
 def guards(run: RunData) -> list[Guard]:
     """Every guard that the run logged."""
-    found = []
+    return [
+        *_clamped(run),
+        *_silent_rewards(run),
+        *_rewards_out_of_bounds(run),
+        *_quadratic_program(run),
+        *_repeated_updates(run),
+        *_scoring(run),
+    ]
+
+
+def in_batch_guarantee(config: RunConfig) -> bool:
+    """Whether no update can point against a reward in its own batch: it is the min-norm point of this batch's unit
+    gradients, and neither one of averaged products (`smooth: gram`) nor their plain mean (`solver: equal`)."""
+    balance = config.balance
+    return (
+        isinstance(balance, MarbleBalance)
+        and balance.normalize
+        and (balance.solver, balance.smooth) == ("min_norm", "alpha")
+    )
+
+
+def _clamped(run: RunData) -> list[Guard]:
     clamped = run.series("guard/clamped")
-    if clamped:
-        rollout = run.config.rollout
-        all_advantages = len(clamped.values) * rollout.groups // rollout.updates * rollout.group_size * len(run.trained)
-        count = round(math.fsum(clamped.values))
-        share = count / max(1, all_advantages)
-        found.append(Guard("advantages beyond the clamp", f"{count} of {all_advantages} ({share:.1%})", share < 0.03))
-    found += _silent_rewards(run)
+    if not clamped:
+        return []
+    rollout = run.config.rollout
+    all_advantages = len(clamped.values) * rollout.groups // rollout.updates * rollout.group_size * len(run.trained)
+    count = round(math.fsum(clamped.values))
+    share = count / max(1, all_advantages)
+    return [Guard("advantages beyond the clamp", f"{count} of {all_advantages} ({share:.1%})", share < 0.03)]
+
+
+def _rewards_out_of_bounds(run: RunData) -> list[Guard]:
+    found = []
     for name, series in run.by_reward("guard/clipped").items():
         text = f"up to {max(series.values):.0%} of the scores"
         found.append(Guard(f"{name}: scores beyond its clip", text, max(series.values) < 0.8))
     for name, series in run.by_reward("guard/watch", run.held_out).items():
         count = sum(v > 0 for v in series.values)
         found.append(Guard(f"{name}: fell while trained rewards rose", f"{count} alarms", count == 0))
-    stationary = run.series("qp/stationary").values
-    if stationary:
-        count = sum(v > 0 for v in stationary)
-        text = f"{count} of {len(stationary)} refreshes"
-        found.append(Guard("rewards that cancel each other", text, count <= OFTEN * len(stationary)))
-    residual = run.series("qp/kkt_residual").values
-    if residual:
-        found.append(
-            Guard(
-                "error of the quadratic program",
-                f"at most {max(residual):.0e}".replace("-", MINUS),
-                max(residual) < 1e-9,
-            )
-        )
+    return found
+
+
+def _quadratic_program(run: RunData) -> list[Guard]:
     balance = run.config.balance
-    adam = isinstance(balance, MarbleBalance) and balance.metric == "adam"  # then the guarantee is one in that metric
-    conflict = run.series("metric_harmony/conflict" if adam else "harmony/conflict").values
-    if conflict and isinstance(balance, MarbleBalance) and balance.normalize:
-        count = sum(v > 0 for v in conflict)
-        text = f"{count} of {len(conflict)} refreshes"
-        found.append(Guard("updates against a reward in their own batch", text, count == 0))
+    if not isinstance(balance, MarbleBalance):
+        return []
+    found = _times(run, "qp/stationary", "rewards that cancel each other", OFTEN)
+    residual = run.series("qp/kkt_residual").values
+    if residual and balance.solver != "equal":  # which solves nothing, and logs what it misses
+        text = f"at most {max(residual):.0e}".replace("-", MINUS)
+        found.append(Guard("error of the quadratic program", text, max(residual) < 1e-9))
+    if balance.solver == "noise_aware":
+        found += _times(run, "qp/fallback", "noise-aware problem without a solution", OFTEN)
+    if in_batch_guarantee(run.config):
+        # In AdamW's metric the guarantee is one in that metric.
+        key = "metric_harmony/conflict" if balance.metric == "adam" else "harmony/conflict"
+        found += _times(run, key, "updates against a reward in their own batch", 0.0)
+    return found
+
+
+def _times(run: RunData, key: str, what: str, most: float) -> list[Guard]:
+    """In how many refreshes the figure was above 0; quiet up to the share ``most`` of them."""
+    values = run.series(key).values
+    count = sum(v > 0 for v in values)
+    text = f"{count} of {len(values)} refreshes"
+    return [Guard(what, text, count <= most * len(values))] if values else []
+
+
+def _repeated_updates(run: RunData) -> list[Guard]:
+    """Updates that were left out or computed again because a number was not finite."""
+    found = []
+    skipped = run.series("guard/skipped").values
+    if skipped:
+        count = round(math.fsum(skipped))
+        text = f"{count} beside {len(skipped)} that were made"
+        found.append(Guard("updates left out: not finite", text, count <= SELDOM * len(skipped)))
+    overflows = run.series("guard/overflows").values
+    if overflows:
+        count = sum(v > 0 for v in overflows)
+        text = f"{count} of {len(overflows)} steps"
+        found.append(Guard("gradients beyond float16", text, count <= OFTEN * len(overflows)))
+    return found
+
+
+def _scoring(run: RunData) -> list[Guard]:
+    found = []
     for kind in ("failures", "retries"):
         for name, series in run.by_reward(f"scoring/{kind}", (*run.trained, *run.held_out)).items():
             count = round(math.fsum(series.values))

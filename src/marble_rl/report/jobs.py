@@ -12,6 +12,7 @@ from typing import Any
 from marble_rl.metrics import Metrics
 from marble_rl.report.charts import Chart, Line, line_chart
 from marble_rl.report.evaluation import PromptCard, Shot, read_evaluation
+from marble_rl.report.lenient import UNREADABLE
 from marble_rl.report.reading import read_metrics
 from marble_rl.report.statistics import smooth, thinned
 from marble_rl.report.wording import shortened
@@ -44,7 +45,7 @@ def read_jobs(folder: Path) -> list[StoredJob]:
                 metrics = home / "run" / "metrics.jsonl"
                 lines = read_metrics(metrics, []) if metrics.exists() else []
                 found.append(StoredJob(str(tree["method"]), int(tree["seed"]), dict(tree["config"]), home, lines))
-        except (OSError, ValueError, KeyError, TypeError):
+        except UNREADABLE:
             continue
     return found
 
@@ -80,8 +81,8 @@ def curves(
             if len(by_step) > 1:
                 steps = sorted(by_step)
                 means = [statistics.fmean(by_step[step]) for step in steps]
-                x, _ = thinned(steps, means)
-                curve, reach = (thinned(steps, part)[1] for part in smooth(steps, means))
+                x, y = thinned(steps, means)
+                curve, reach = smooth(x, y)
                 lines.append(Line(method, x, curve, colour[method], shortened(method, 14), reach=reach))
         if lines:
             charts.append(line_chart(reward, lines))

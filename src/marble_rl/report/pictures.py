@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from markupsafe import Markup
 from PIL import Image, ImageSequence
@@ -15,6 +17,7 @@ from marble_rl.images import STILLS, grid_rows
 from marble_rl.report.evaluation import PromptCard
 from marble_rl.report.reading import RunData
 
+T = TypeVar("T")
 BUDGET = 2_000_000
 """Bytes of all pictures, encoded."""
 SHOT, STRIP = 320, 832
@@ -80,12 +83,20 @@ class Gallery:
 
     def open(self, file: Path, widest: int) -> Inlined | None:
         """A picture file, or three stills of an animation; None, with a remark, where it cannot be read."""
+        return self.read(file, lambda image: self.take(_stills(image), widest))
+
+    def read(self, file: Path, use: Callable[[Image.Image], T]) -> T | None:
+        """What ``use`` makes of a picture file; None, with a remark, where it cannot be read."""
         try:
-            with Image.open(file) as image:
-                return self.take(_stills(image), widest)
-        except (OSError, ValueError) as error:
-            self.remarks.append(f"{file.name} could not be shown: {error}")
-            return None
+            with warnings.catch_warnings():  # Pillow warns half way to the size that it refuses
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                with Image.open(file) as image:
+                    return use(image)
+        except Image.DecompressionBombError:
+            self.remarks.append(f"{file.name} was left out: it has too many pixels to be opened here.")
+        except Exception as error:  # of many kinds, according to what is wrong with the file
+            self.remarks.append(f"{file.name} could not be shown: {str(error) or type(error).__name__}")
+        return None
 
 
 def _stills(image: Image.Image) -> Image.Image:
@@ -123,18 +134,13 @@ def training_samples(run: RunData, gallery: Gallery) -> list[ShownStep]:
     chosen = sorted({round(i * (len(stored) - 1) / max(1, count - 1)) for i in range(count)})
     shown = []
     for step, file in (stored[i] for i in chosen):
-        rows = _rows(file, gallery)
+        rows = gallery.read(file, lambda grid: _rows(grid, gallery))
         if rows:
             shown.append(ShownStep(step, rows))
     return shown
 
 
-def _rows(file: Path, gallery: Gallery) -> list[tuple[str, Inlined]]:
-    try:
-        with Image.open(file) as grid:
-            rows = grid_rows(grid) or [("", grid.convert("RGB"))]
-    except (OSError, ValueError) as error:
-        gallery.remarks.append(f"{file.name} could not be shown: {error}")
-        return []
+def _rows(grid: Image.Image, gallery: Gallery) -> list[tuple[str, Inlined]]:
+    rows = grid_rows(grid) or [("", grid.convert("RGB"))]
     taken = [(prompt, gallery.take(image, STRIP)) for prompt, image in rows]
     return [(prompt, picture) for prompt, picture in taken if picture is not None]

@@ -14,7 +14,8 @@ from pathlib import Path
 from marble_rl.config import RunConfig
 from marble_rl.metrics import Metrics
 from marble_rl.report.diagnosis import StoredDiagnosis, read_diagnosis
-from marble_rl.report.evaluation import StoredEvaluation, numbers, read_evaluation
+from marble_rl.report.evaluation import StoredEvaluation, read_evaluation
+from marble_rl.report.lenient import UNREADABLE, numbers, step_of
 from marble_rl.runfolder import RunFolder
 
 
@@ -94,12 +95,16 @@ def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
         return []
     by_step: dict[int, Metrics] = {}
     broken = dropped = 0
-    rows = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        rows = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        remarks.append(f"metrics.jsonl could not be read: {error.strerror}.")
+        return []
     for row in rows:
         try:
             entry = json.loads(row)
-            step = int(entry["step"])
-        except (ValueError, KeyError, TypeError, OverflowError):
+            step = step_of(entry)
+        except UNREADABLE:
             broken += 1
             continue
         finite = numbers(entry)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from marble_rl.config.schema import MarbleBalance
 from marble_rl.report.charts import Chart, Line, Reference, line_chart
+from marble_rl.report.guards import in_batch_guarantee
 from marble_rl.report.reading import RunData, Series
 from marble_rl.report.statistics import smooth, thinned
 from marble_rl.report.wording import number, shortened
@@ -59,7 +60,7 @@ def reward_curves(run: RunData) -> Section:
         evaluated = run.series(f"eval/{name}")
         lines = _raw_and_smooth(measured, colour[name])
         if evaluated:
-            lines.append(Line("evaluated", evaluated.steps, evaluated.values, colour[name], style="marks"))
+            lines.append(Line("evaluated", *thinned(evaluated.steps, evaluated.values), colour[name], style="marks"))
         if lines:
             shown = next((line for line in lines if line.name == "smoothed"), lines[0])
             charts.append(
@@ -88,7 +89,7 @@ def _raw_and_smooth(series: Series, colour: str) -> list[Line]:
     x, y = thinned(series.steps, series.values)
     if len(series.steps) < 8:
         return [Line("mean score", x, y, colour)]
-    smoothed, reach = (thinned(series.steps, part)[1] for part in smooth(series.steps, series.values))
+    smoothed, reach = smooth(x, y)
     return [Line("mean score", x, y, colour, style="dots"), Line("smoothed", x, smoothed, colour, reach=reach)]
 
 
@@ -138,8 +139,10 @@ def harmony(run: RunData) -> Section:
     k = len(run.trained)
     chance = Reference(1 / math.sqrt(k), f"1/√{k}: unrelated gradients")
     charts = []
+    halves = "Made from one half of the prompts, measured on the other."
+    noise = " Noise alone lies below 0." if k > 1 else ""
     for prefix, title, note, references in (
-        ("heldout", "Held out: worst cosine", "Made from one half of the prompts, measured on the other.", []),
+        ("heldout", "Held out: worst cosine", f"{halves}{noise}", []),
         ("harmony", "In batch: worst cosine", "Measured on the gradients the direction was made from.", [chance]),
     ):
         lines = _both(run, f"{prefix}/min_cos")
@@ -147,11 +150,14 @@ def harmony(run: RunData) -> Section:
             charts.append(line_chart(title, lines, references=references, include=[0.0], note=note))
     mean = _both(run, "heldout/mean_cos")
     if mean:
-        charts.append(line_chart("Held out: mean cosine", mean, include=[0.0], note="Averaged over the rewards."))
+        note = "Averaged over the rewards. Noise alone lies around 0."
+        charts.append(line_chart("Held out: mean cosine", mean, include=[0.0], note=note))
     norm = run.series("qp/norm")
     if norm:
-        note = "The cosine that every reward is guaranteed in its batch. Near 0: rewards oppose each other."
-        lines = [Line("length", norm.steps, norm.values, "ours")]
+        note = "Near 0: rewards oppose each other."
+        if in_batch_guarantee(run.config):
+            note = f"The cosine that every reward is guaranteed in its batch. {note}"
+        lines = [Line("length", *thinned(norm.steps, norm.values), "ours")]
         title = "Length of the common direction"
         charts.append(line_chart(title, lines, references=[chance], include=[0.0], note=note))
     text = (
@@ -162,8 +168,10 @@ def harmony(run: RunData) -> Section:
         "In high dimensions gradients that have nothing in common are nearly orthogonal, and the best direction for "
         f"{k} orthogonal gradients has the cosine 1/√{k} = {1 / math.sqrt(k):.2f} with each. So an in-batch value near "
         "that line proves nothing: pure noise reaches it, because a batch's noise agrees with itself. On held-out "
-        "prompts noise gives 0 on average, which is why those charts come first. A half batch is noisier than the "
-        "whole, so their size understates what an update achieves; the sign is what counts."
+        "prompts noise gives a mean cosine of 0 and a worst cosine below 0, the smallest of several that scatter "
+        "around 0; that is why those charts come first. A worst cosine above 0 on average shows that every reward "
+        "gains; below 0 it proves nothing by itself. A half batch is noisier than the whole, so the size of these "
+        "cosines understates what an update achieves."
     )
     why = "Not measured: only runs with balance.type: marble measure it, at their refreshes."
     return Section("harmony", "Harmony", text, charts, _unless_marble(run, why), more)
@@ -189,10 +197,13 @@ def _unless_marble(run: RunData, why: str) -> str:
 
 def _both(run: RunData, key: str) -> list[Line]:
     ours, theirs = run.series(key), run.series(f"ws_{key}")
-    lines = [Line("marble", ours.steps, ours.values, "ours", "marble")] * bool(ours)
-    return lines + [Line("weighted sum", theirs.steps, theirs.values, "theirs", "weighted sum", "dashed")] * bool(
-        theirs
-    )
+    lines = []
+    if ours:
+        lines.append(Line("marble", *thinned(ours.steps, ours.values), "ours", "marble"))
+    if theirs:
+        x, y = thinned(theirs.steps, theirs.values)
+        lines.append(Line("weighted sum", x, y, "theirs", "weighted sum", "dashed"))
+    return lines
 
 
 def _lines(found: dict[str, Series], colour: dict[str, str]) -> list[Line]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,13 +20,15 @@ MOST_POINTS = 400
 """Of a curve that is drawn; longer ones are averaged down."""
 
 
-def smooth(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
+def smooth(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
     """Local linear regression with a Gaussian kernel of a twelfth of the run: no lag, and no bias where a curve ends.
     With the half width of its pointwise 95 % interval.
 
     At each x: the weighted least-squares line through the values, w_i = exp(-(x_i - x)^2 / 2 h^2), read off at x. It is
     a linear map of the values, curve = L y, so its variance is s^2 sum_i L_xi^2, with s^2 = |y - L y|^2 / (n - tr L):
     prompts are drawn anew for every rollout, so the noise of one step tells little about the next.
+
+    L has a row and a column for every value: thin long curves first. Means of equally many steps have equal noise too.
     """
     x, y = np.asarray(steps, float), np.asarray(values, float)
     bandwidth = max((x[-1] - x[0]) / 12, 1.0)
@@ -73,29 +76,35 @@ def rise(values: Sequence[float]) -> Difference | None:
     return Difference(difference, difference - reach, difference + reach)
 
 
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Spearman's rho, and the share of all orders of ``b`` whose rho is at least as negative (exact up to 8 values).
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Spearman's rho, and what chance does. Both shares count ties, so they add up to more than 1."""
+
+    rho: float
+    as_negative: float
+    """Share of all orders whose rho is at least as negative"""
+    as_positive: float
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> RankCorrelation | None:
+    """Over all orders of ``b`` (20,000 of them for more than 8 values); None where all values of one are equal.
 
     Fewer than four values cannot reach a share below 1/24, so no verdict is drawn from them.
     """
     rank_a, rank_b = _ranks(a), _ranks(b)
-    rho = _correlation(rank_a, rank_b)
-    if len(a) <= 8:
+    size = math.sqrt(float(rank_a @ rank_a) * float(rank_b @ rank_b))
+    if size == 0:
+        return None
+    if len(b) <= 8:
         orders = np.array(list(itertools.permutations(rank_b)))
     else:
         dice = np.random.default_rng(0)
         orders = np.array([dice.permutation(rank_b) for _ in range(20_000)])
-    others = [_correlation(rank_a, order) for order in orders]
-    return rho, float(np.mean(np.asarray(others) <= rho + 1e-12))
+    rho, others = float(rank_a @ rank_b) / size, orders @ rank_a / size
+    return RankCorrelation(rho, float(np.mean(others <= rho + 1e-12)), float(np.mean(others >= rho - 1e-12)))
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
-    """From 1; equal values share their mean rank."""
+    """Around 0; equal values share their mean rank."""
     array = np.asarray(values, float)
-    return np.array([(array < v).sum() + ((array == v).sum() + 1) / 2 for v in array])
-
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a - a.mean(), b - b.mean()
-    size = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / size if size > 0 else 0.0
+    return np.array([((array < v).sum() - (array > v).sum()) / 2 for v in array])

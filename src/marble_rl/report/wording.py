@@ -45,9 +45,9 @@ def memory(mebibytes: float) -> str:
     return f"{mebibytes:.0f} MiB" if mebibytes < 1024 else f"{mebibytes / 1024:.1f} GiB"
 
 
-def counted(count: int, thing: str) -> str:
-    """`three rewards`, `1 step`."""
-    return f"{count_word(count)} {thing}{'' if count == 1 else 's'}"
+def counted(count: int, thing: str, things: str = "") -> str:
+    """`three rewards`, `one step`, `no refreshes`."""
+    return f"{count_word(count)} {thing if count == 1 else things or f'{thing}s'}"
 
 
 def count_word(count: int) -> str:

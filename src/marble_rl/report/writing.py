@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,40 +16,63 @@ from marble_rl.storage import write_bytes
 POLL_SECONDS = 2.0
 REFRESH_SECONDS = 5
 """How often a watched page loads itself again."""
+AGE_SECONDS = 60.0
+"""How often a watched page is built again although nothing is new, as long as its run is unfinished."""
 
 
 def write_report(folder: Path, out: Path | None = None, *, refresh_seconds: int | None = None) -> Path:
     """Report on a run or a comparison. The file is replaced in one piece: a reader sees the old one or the new one."""
+    return _build(folder, out, refresh_seconds)[0]
+
+
+def watch_report(folder: Path, out: Path | None, on_built: Callable[[Path], None]) -> Path:
+    """Build whenever there is something new, until Ctrl-C; what stays behind no longer reloads itself.
+
+    A run that dies leaves nothing new behind, so an unfinished one is built again from time to time as well.
+    """
+    seen: object = None
+    due = math.inf
+    try:
+        while True:
+            state, now = _state(folder), time.monotonic()
+            if state != seen or now >= due:
+                file, ages = _build(folder, out, REFRESH_SECONDS)
+                if state != seen:
+                    on_built(file)
+                seen, due = state, now + AGE_SECONDS if ages else math.inf
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        return write_report(folder, out)
+
+
+def _build(folder: Path, out: Path | None, refresh_seconds: int | None) -> tuple[Path, bool]:
+    """The file, and whether its page ages: it says how long ago an unfinished run logged something."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give a run, or what marble compare wrote")
+    ages = False
     if is_comparison(folder):
         page = comparison_page(folder, refresh_seconds=refresh_seconds)
     else:
-        page = run_page(read_run(folder), refresh_seconds=refresh_seconds)
+        run = read_run(folder)
+        page, ages = run_page(run, refresh_seconds=refresh_seconds), not run.finished
     file = out or folder / "report.html"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, page.encode("utf-8", errors="replace"))
     except OSError as error:
         raise InputError(f"--out: cannot write {file}: {error.strerror}; give another file") from error
-    return file
-
-
-def watch_report(folder: Path, out: Path | None, on_built: Callable[[Path], None]) -> Path:
-    """Build whenever the run has something new, until Ctrl-C; what stays behind no longer reloads itself."""
-    seen: object = None
-    try:
-        while True:
-            if (state := _state(folder)) != seen:
-                on_built(write_report(folder, out, refresh_seconds=REFRESH_SECONDS))
-                seen = state
-            time.sleep(POLL_SECONDS)
-    except KeyboardInterrupt:
-        return write_report(folder, out)
+    return file, ages
 
 
 def _state(folder: Path) -> object:
     """Changes whenever a page would."""
-    names = ("metrics.jsonl", "samples", "evaluation/scores.json", "diagnosis/diagnosis.json", "compare.json")
-    watched = [folder / name for name in names]
-    return [file.stat().st_mtime_ns if file.exists() else None for file in watched]
+    names = ("metrics.jsonl", "samples", "evaluation/scores.json", "diagnosis/diagnosis.json", "compare.json", "jobs")
+    results = sorted((folder / "jobs").glob("*.json"))
+    return {file: _modified(file) for file in (*(folder / name for name in names), *results)}
+
+
+def _modified(file: Path) -> int | None:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:  # not there, or no longer
+        return None
