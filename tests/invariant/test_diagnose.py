@@ -36,6 +36,7 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
     assert outcomes[0].out == outcomes[1].out, "seeded"
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert (tmp_path / "one" / "diagnosis.png").stat().st_size > 10_000
+    assert len(list((tmp_path / "one").iterdir())) == 3, "the gradients are gone"
     products = torch.from_numpy(np.load(tmp_path / "one" / "products.npy"))
     assert products.shape == (6, 4, 6, 4)
 
@@ -82,6 +83,28 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
         outcome = marble("diagnose", *arguments)
         assert outcome.code == 2
         assert says in outcome.err
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        outcome = marble("diagnose", run, "--batches", 3, "--out", out)
+        assert outcome.code == 2
+        assert f"--out: cannot write to {out}" in outcome.err
+        assert "mini-batches" not in outcome.err, "nothing was measured"
+
+
+def test_what_was_measured_survives_what_cannot_be_told(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ArithmeticError("for the test")
+
+    monkeypatch.setattr("marble_rl.diagnose.measure.directions", fail)
+    with pytest.raises(ArithmeticError):
+        marble("diagnose", run, "--batches", 3, "--out", tmp_path)
+    assert np.load(tmp_path / "products.npy").shape == (3, 4, 3, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["products.npy"], "the gradients are gone"
 
 
 def test_the_preview_is_what_adamw_does(tiny_sd3: Path) -> None:

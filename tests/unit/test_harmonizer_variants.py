@@ -11,7 +11,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from marble_rl import Harmonizer, min_norm
-from marble_rl.coefficients.harmonizer import MAX_BOOST
+from marble_rl.coefficients.harmonizer import MAX_BOOST, Coefficients
+from marble_rl.coefficients.memory import nearest_gram
 from marble_rl.coefficients.noise_aware import noise_aware
 
 K = 4
@@ -84,6 +85,49 @@ def test_opposed_rewards_are_stationary() -> None:
     assert found.stationary
     assert (found.weights == 0).all()
     assert found.alpha_bar.tolist() == [1 / K] * K
+
+
+def seen_in_turn(cosine: float, **settings: object) -> Coefficients:
+    """The first of three rewards is seen with the second, then with the third: averages [[1, c, c], [c, 1, 0],
+    [c, 0, 1]], which no gradients have for |c| above 0.71."""
+    harmonizer = Harmonizer(["a", "b", "c"], smooth="gram", **settings)  # type: ignore[arg-type]
+    for silent in (2, 1):
+        gram = torch.tensor([[1.0, cosine, cosine], [cosine, 1.0, 0.0], [cosine, 0.0, 1.0]], dtype=torch.float64)
+        gram[silent], gram[:, silent] = 0.0, 0.0
+        found = harmonizer.refresh(gram, 0.5 * gram)
+    return found
+
+
+@pytest.mark.parametrize("solver", ["min_norm", "noise_aware"])
+@pytest.mark.parametrize("cosine", [0.8, -0.8])
+def test_averages_that_no_gradients_have(cosine: float, solver: str) -> None:
+    found = seen_in_turn(cosine, solver=solver)
+    assert not found.stationary
+    assert found.weights.sum() > 0
+    assert torch.isfinite(found.weights).all()
+    assert (found.alpha_bar >= 0).all()
+    assert found.alpha_bar.sum().item() == pytest.approx(1.0)
+    assert found.alpha_bar[1].item() == pytest.approx(found.alpha_bar[2].item())
+
+
+def test_opposed_averages_leave_the_mix_that_opposes_least() -> None:
+    """By hand: (sqrt 2, 1, 1) is the eigenvector of 1 - 0.8 sqrt 2, the one below 0."""
+    found = seen_in_turn(-0.8)
+    share = 2 + 2**0.5
+    assert found.alpha_bar.tolist() == pytest.approx([2**0.5 / share, 1 / share, 1 / share])
+    assert found.norm == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_nearest_gram_matrix() -> None:
+    fine = unit(gradients(4)) @ unit(gradients(4)).T
+    assert nearest_gram(fine) is fine
+    singular = torch.ones(3, 3, dtype=torch.float64)
+    assert nearest_gram(singular) is singular
+    indefinite = torch.tensor([[1.0, 0.8, 0.8], [0.8, 1.0, 0.0], [0.8, 0.0, 1.0]], dtype=torch.float64)
+    found = nearest_gram(indefinite)
+    v = torch.tensor([-(2**0.5), 1.0, 1.0], dtype=torch.float64) / 2  # of the eigenvalue below 0
+    torch.testing.assert_close(found, indefinite - (1 - 0.8 * 2**0.5) * torch.outer(v, v))
+    assert torch.linalg.eigvalsh(found)[0] > -1e-12
 
 
 # apply="alpha_over_norm"

@@ -21,6 +21,8 @@ Where this differs from the paper, or decides what the paper leaves open:
 - A reward without a gradient in a batch leaves the QP and keeps its alpha_bar; the others share the remaining mass.
 - ||d*|| < 1e-6 is Pareto-stationary: no reward update in that step, and alpha_bar stays as it is, because alpha* is
   not unique there.
+- Averaged products can be such as no gradients have (memory.py). Those nearest to them are solved for, and do not count
+  as Pareto-stationary.
 - ``normalize=False`` (an ablation, which the paper reports to fail) skips steps 3 and 5.
 """
 
@@ -33,7 +35,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from marble_rl.coefficients.memory import GramMemory
+from marble_rl.coefficients.memory import GramMemory, nearest_gram
 from marble_rl.coefficients.min_norm import MinNorm, as_gram, equal_shares, min_norm
 from marble_rl.coefficients.noise_aware import noise_aware
 
@@ -263,7 +265,8 @@ class Harmonizer:
         if not known.any():
             zeros = torch.zeros_like(norms)
             return Direction(zeros, zeros.clone(), active, stationary=False, norm=0.0, kkt_residual=0.0), False
-        mean = memory.gram[known][:, known].nan_to_num(0.0)  # never seen together: taken as orthogonal
+        averages = memory.gram[known][:, known].nan_to_num(0.0)  # never seen together: taken as orthogonal
+        mean = nearest_gram(averages)
         solution = min_norm(mean)
         part, stretch = solution.alpha, 1.0
         fallback = False
@@ -271,8 +274,10 @@ class Harmonizer:
             w = noise_aware(mean, memory.cross[known][:, known].nan_to_num(0.0))
             fallback = w is None
             if w is not None and w.sum() > 0:
-                part, stretch = w / w.sum(), float(w.sum() / (w @ mean @ w))
-        stationary = solution.norm < STATIONARY_NORM
+                part = w / w.sum()
+                stretch = float(w.sum() / (w @ mean @ w)) if solution.norm >= STATIONARY_NORM else 1.0
+        # Averages that no gradients have do not show that the rewards cancel, though those nearest to them may do so.
+        stationary = solution.norm < STATIONARY_NORM and mean is averages
         alpha = torch.zeros_like(norms)
         alpha[known] = part * (1.0 - self._alpha_bar[~known].sum())
         if not stationary:

@@ -1,6 +1,9 @@
 """Products of the unit gradients, averaged over refreshes.
 
 A batch's cosines are noisy. Averaging alpha* smooths a solution; averaging the products first smooths the problem.
+
+Averages of different entries come from different refreshes where a reward is without a gradient at times, so that no
+vectors need have them as their products: the matrix can be indefinite. `nearest_gram` makes it one that vectors have.
 """
 
 from __future__ import annotations
@@ -9,6 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+INDEFINITE = -1e-10
+"""Eigenvalues between it and 0 are rounding; gradients have unit length."""
+
+
+def nearest_gram(mean: Tensor) -> Tensor:
+    """The positive semidefinite matrix that is nearest to ``mean`` [K, K]: its negative eigenvalues become 0. One that
+    has none is returned as it is, to the bit."""
+    eigenvalues, eigenvectors = torch.linalg.eigh(mean)
+    if (eigenvalues >= INDEFINITE).all():
+        return mean
+    factor: Tensor = eigenvectors * eigenvalues.clamp_min(0).sqrt()
+    return factor @ factor.T
 
 
 class GramMemory:

@@ -9,10 +9,13 @@ with the rewards' gradients are taken three ways:
 - rest: with the mean gradient of all other batches, which is nearer to the true one.
 
 Products of different batches are unbiased: E g_mk.g_m'l = mu_k.mu_l for m != m', mu_k being the true gradient.
+
+How the intervals are made: intervals.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,32 +23,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marble_rl.bootstrap import resampled_mean
-from marble_rl.coefficients.harmonizer import common_direction
+from marble_rl.coefficients.harmonizer import STATIONARY_NORM, common_direction
 from marble_rl.coefficients.min_norm import min_norm
-from marble_rl.harmony import Harmony, harmony, in_batch_harmony
+from marble_rl.diagnose.intervals import COSINE, RATE, SHARE, Estimate, jackknife
+from marble_rl.harmony import in_batch_harmony
 
-FIGURES = tuple(Harmony.__annotations__)
+FIGURES = {"min_cos": COSINE, "mean_cos": COSINE, "var_cos": SHARE, "conflict": RATE}
+"""Those of `Harmony`, and what each can be."""
 NEAR_ZERO = 0.05
 """Of the unit gradients' min-norm point: below it the batch has next to no common direction."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over batches with its 95 % interval, by resampling batches."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        return cls(*resampled_mean(np.asarray(values, dtype=np.float64)))
+VANISHED = 1e-7
+"""Length, beside what it was made of, below which a difference of gradients is rounding."""
 
 
 @dataclass(frozen=True)
 class DirectionFigures:
-    """How one way to combine the rewards serves each of them; figure -> estimate."""
+    """How one way to combine the rewards serves each of them; figure -> estimate, empty where no cosine is defined."""
 
     in_batch: dict[str, Estimate]
     independent: dict[str, Estimate]
@@ -56,48 +49,69 @@ class DirectionFigures:
 
 def direction_figures(products: Tensor, weights: Tensor, rewards: int) -> DirectionFigures:
     """Of d_m = sum_j weights_mj g_mj."""
-    batches = range(len(products))
-    in_batch = [in_batch_harmony(products[m, :, m], weights[m], rewards) for m in batches]
-    independent = [_independent(products, weights[m], m, rewards) for m in batches]
-    rest = [_rest(products, weights[m], m, rewards) for m in batches]
-    cosines = torch.stack([cosine for cosine, _ in rest])
+    along = torch.einsum("nkmj,mj->mnk", products[:, :rewards], weights)  # d_m . g_nk
+    squared = torch.einsum("mj,mjmi,mi->m", weights, products, weights)  # |d_m|^2
+    same_reward = torch.einsum("mknk->kmn", products[:, :rewards, :, :rewards])
+    cosines = _cosines(along, torch.einsum("knn->nk", same_reward), squared[:, None])
+    rest = _rest(along, same_reward, squared)
     return DirectionFigures(
-        _estimates(in_batch),
-        _estimates(independent),
-        _estimates([found for _, found in rest]),
-        [Estimate.of(column[~column.isnan()].tolist() or [float("nan")]) for column in cosines.T],
+        _in_batch(cosines), independent_figures(cosines), _told(rest[: len(FIGURES)]), rest[len(FIGURES) :]
     )
 
 
-def _estimates(found: Sequence[Harmony | None]) -> dict[str, Estimate]:
-    told = [one for one in found if one is not None]
-    return {name: Estimate.of([getattr(one, name) for one in told]) for name in FIGURES} if told else {}
+def _cosines(along: Tensor, gradients: Tensor, directions: Tensor) -> Tensor:
+    """[..., K] from d.g_k, |g_k|^2 [..., K] and |d|^2 [...]; NaN where one of them has no length."""
+    defined = (gradients > 0) & (directions > 0)[..., None]
+    return torch.where(defined, along / gradients.sqrt() / directions.sqrt()[..., None], torch.nan)
 
 
-def _independent(products: Tensor, weights: Tensor, made: int, rewards: int) -> Harmony | None:
-    """Mean over the other batches of the harmony with each."""
-    length = weights @ products[made, :, made] @ weights
-    found = [
-        harmony(
-            (products[other, :, made] @ weights)[:rewards],
-            products[other, :, other].diagonal()[:rewards],
-            length,
-        )
-        for other in range(len(products))
-        if other != made
-    ]
-    told = [one for one in found if one is not None]
-    return Harmony(*(sum(getattr(one, n) for one in told) / len(told) for n in FIGURES)) if told else None
+def _figures(cosines: Tensor) -> Tensor:
+    """[..., 4], in the order of FIGURES, of cosines [..., K] without those that are NaN; NaN where none is left."""
+    smallest = cosines.nan_to_num(torch.inf).min(-1).values
+    smallest = smallest.where(smallest.isfinite(), torch.nan)
+    mean = cosines.nanmean(-1)
+    variance = (cosines - mean[..., None]).square().nanmean(-1)
+    conflict = torch.where(smallest.isnan(), torch.nan, (smallest < 0).to(cosines.dtype))
+    return torch.stack([smallest, mean, variance, conflict], dim=-1)
 
 
-def _rest(products: Tensor, weights: Tensor, made: int, rewards: int) -> tuple[Tensor, Harmony | None]:
-    """[K] cosines with the mean gradient of the other batches (NaN where there is none), and their harmony."""
-    others = [m for m in range(len(products)) if m != made]
-    along = (products[others][:, :, made] @ weights).mean(0)[:rewards]
-    squared = products[others][:, :, others].mean((0, 2)).diagonal()[:rewards]
-    length = weights @ products[made, :, made] @ weights
-    cosines = along / (squared * length).sqrt()
-    return torch.where(squared > 0, cosines, torch.nan), harmony(along, squared, length)
+def _in_batch(cosines: Tensor) -> dict[str, Estimate]:
+    own = _figures(torch.einsum("mmk->mk", cosines))
+    columns = own[~own.isnan().any(1)].T.tolist()
+    return _told([Estimate.of(column, within) for column, within in zip(columns, FIGURES.values(), strict=True)])
+
+
+def independent_figures(cosines: Tensor) -> dict[str, Estimate]:
+    """Of cosines [M, M, K] of the direction made from batch m with the gradients of batch n: mean over the other
+    batches n, then over m."""
+    pairs = _figures(cosines)
+    pairs.diagonal().fill_(torch.nan)
+    told = ~pairs.isnan().any(2)
+    took_part = (told.any(0) | told.any(1)).nonzero()[:, 0]
+    return _told(jackknife(lambda kept: pairs[kept][:, kept].nanmean(1).nanmean(0), took_part, list(FIGURES.values())))
+
+
+def _rest(along: Tensor, same_reward: Tensor, squared: Tensor) -> list[Estimate]:
+    """Of the cosines with the mean gradient of the other batches: one for each of FIGURES, then for each reward.
+
+    ``along`` [M, M, K]: d_m.g_nk, ``same_reward`` [K, M, M]: g_mk.g_nk, ``squared`` [M]: |d_m|^2.
+    """
+
+    def figures(kept: Tensor) -> Tensor:
+        others = 1 - torch.eye(len(kept), dtype=along.dtype)
+        # Of sums: a cosine does not change with the length of what it is taken with.
+        products = (others[..., None] * along[kept][:, kept]).sum(1)
+        lengths = (others @ same_reward[:, kept][:, :, kept] * others).sum(2).T
+        cosines = _cosines(products, lengths, squared[kept])
+        return torch.cat([_figures(cosines).nanmean(0), cosines.nanmean(0)])
+
+    took_part = ((squared > 0) | (torch.einsum("kmm->mk", same_reward) > 0).any(1)).nonzero()[:, 0]
+    return jackknife(figures, took_part, [*FIGURES.values(), *[COSINE] * len(same_reward)])
+
+
+def _told(estimates: Sequence[Estimate]) -> dict[str, Estimate]:
+    """By name; a direction has all of the figures or none."""
+    return {} if math.isnan(estimates[0].mean) else dict(zip(FIGURES, estimates, strict=True))
 
 
 def merged(products: Tensor, size: int) -> Tensor:
@@ -126,11 +140,12 @@ def true_cosines(products: Tensor, rewards: int) -> Tensor:
 def signal(products: Tensor, rewards: int, size: float = 1.0) -> Tensor:
     """[K]: |mu_k|^2 / E|g_k|^2 for batches ``size`` times as large as those measured.
 
-    Noise adds |g|^2 - |mu|^2 to a batch of this size, and 1/size of it to one that is ``size`` times as large.
+    Noise adds |g|^2 - |mu|^2 to a batch of this size, and 1/size of it to one that is ``size`` times as large. 0 at
+    every size where the estimate of |mu_k|^2 is not positive: the batches cannot tell the reward from noise.
     """
     mu = unbiased_products(products).diagonal()[:rewards]
     raw = torch.einsum("mjmj->j", products)[:rewards] / len(products)
-    return mu / (mu + (raw - mu) / size)
+    return torch.where(mu > 0, mu / (mu + (raw - mu) / size), 0.0)
 
 
 @dataclass(frozen=True)
@@ -170,7 +185,7 @@ class AdvantageFacts:
     """
 
     correlations: list[list[float]]
-    """[K, K] between the rewards' advantages, mean over batches"""
+    """[K, K] between the rewards' advantages, mean over the batches where both have any; NaN where there are none"""
     agreement: Estimate | None
     """Correlation, over pairs of rewards, of gradients' cosines with advantages' correlations in the same batch; None
     for less than three rewards"""
@@ -188,21 +203,22 @@ def advantage_facts(products: Tensor, advantages: Tensor, rewards: int) -> Advan
     told = []
     for two in zip(cosines, correlations, strict=True):
         columns = torch.stack([one[pairs[0], pairs[1]] for one in two])
-        if rewards > 2 and (columns.std(1) > 0).all():
+        columns = columns[:, ~columns.isnan().any(0)]
+        if columns.shape[1] > 2 and (columns.std(1) > 0).all():
             told.append(float(torch.corrcoef(columns)[0, 1]))
     alphas = [torch.stack([common_direction(of).alpha for of in every]) for every in (grams, advantages)]
     return AdvantageFacts(
-        correlations.mean(0).tolist(),
-        Estimate.of(told) if told else None,
-        *([Estimate.of(column.tolist()) for column in alpha.T] for alpha in alphas),
+        correlations.nanmean(0).tolist(),
+        Estimate.of(told, COSINE) if told else None,
+        *([Estimate.of(column.tolist(), SHARE) for column in alpha.T] for alpha in alphas),
     )
 
 
 def _unit(grams: Tensor) -> Tensor:
-    """[M, K, K] divided by lengths; 0 where there is none."""
+    """[M, K, K] divided by lengths; NaN where there is none."""
     lengths = torch.einsum("mkk->mk", grams).sqrt()
-    inverse = torch.where(lengths > 0, 1 / lengths.clamp_min(1e-300), 0.0)
-    return grams * inverse[:, :, None] * inverse[:, None, :]
+    lengths = lengths.where(lengths > 0, torch.nan)
+    return grams / lengths[:, :, None] / lengths[:, None, :]
 
 
 @dataclass(frozen=True)
@@ -219,24 +235,30 @@ class Conflict:
 
 
 def constructed_conflict(products: Tensor, rewards: int, strengths: Sequence[float]) -> list[Conflict]:
-    """g_2 <- (1 - s) g_2 - s (|g_2| / |g_1|) g_1, for s from 0 to 1: what each rule makes of it, in-batch."""
-    found = []
-    for s in strengths:
-        rows = []
-        for m in range(len(products)):
-            gram = products[m, :rewards, m, :rewards]
-            first, second = gram[0, 0].sqrt(), gram[1, 1].sqrt()
-            if first == 0 or second == 0:
-                continue
-            change = torch.eye(rewards, dtype=gram.dtype)
-            change[1, 1], change[1, 0] = 1 - s, -s * second / first
-            turned = change @ gram @ change.T
-            lengths = turned.diagonal().sqrt()
-            unit = turned / lengths[:, None] / lengths
-            solution = min_norm(unit)
-            ours = in_batch_harmony(unit, solution.alpha, rewards) if solution.norm > 1e-6 else None
-            summed = in_batch_harmony(turned, torch.ones(rewards, dtype=gram.dtype), rewards)
-            rows.append((ours.min_cos if ours else 0.0, summed.min_cos if summed else 0.0, solution.norm))
-        if rows:
-            found.append(Conflict(s, *(float(np.mean(column)) for column in zip(*rows, strict=True))))
-    return found
+    """g_2 <- (1 - s) g_2 - s (|g_2| / |g_1|) g_1, for s from 0 to 1: what each rule makes of it, in-batch.
+
+    Over the batches in which both have a gradient; other rewards take part where they have one.
+    """
+    grams = torch.einsum("mjmi->mji", products)[:, :rewards, :rewards]
+    both = [gram for gram in grams if (gram.diagonal()[:2] > 0).all()]
+    if not both:
+        return []
+    rows = {s: [_turned(gram, s) for gram in both] for s in strengths}
+    return [Conflict(s, *(float(np.mean(column)) for column in zip(*of, strict=True))) for s, of in rows.items()]
+
+
+def _turned(gram: Tensor, strength: float) -> tuple[float, float, float]:
+    """Smallest cosine of the min-norm direction and of the sum, and the length of the min-norm point."""
+    before = gram.diagonal().sqrt()
+    change = torch.eye(len(gram), dtype=gram.dtype)
+    change[1, 1], change[1, 0] = 1 - strength, -strength * before[1] / before[0]
+    turned = change @ gram @ change.T
+    # On its way the second gradient may vanish: it passes through 0 where it was the first one's equal.
+    lengths = turned.diagonal().clamp_min(0).sqrt()
+    active = lengths > VANISHED * before
+    turned, lengths = turned[active][:, active], lengths[active]
+    unit = turned / lengths[:, None] / lengths
+    solution = min_norm(unit)
+    ours = in_batch_harmony(unit, solution.alpha, len(unit)) if solution.norm > STATIONARY_NORM else None
+    summed = in_batch_harmony(turned, torch.ones_like(lengths), len(turned))
+    return (ours.min_cos if ours else 0.0, summed.min_cos if summed else 0.0, solution.norm)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from marble_rl.coefficients.harmonizer import common_direction, rescaled
+from marble_rl.coefficients.memory import nearest_gram
 from marble_rl.coefficients.min_norm import min_norm
 from marble_rl.coefficients.noise_aware import noise_aware
-from marble_rl.diagnose.analysis import unbiased_products
 
 Rule = Callable[[Tensor], Tensor]
 """A batch's Gram matrix [J, J] -> weights [J]."""
@@ -59,14 +59,21 @@ def _rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str
     if alpha_bar is not None:
         found["between_refreshes"] = lambda gram: _padded(alpha_bar)
         found["alpha_over_norm"] = lambda gram: _padded(_per_length(alpha_bar, gram))
-    unit, cross = _averaged(products, k)
-    mean = min_norm(unit).alpha
+    unit, cross, known = _averaged(products, k)
+    if not known.any():
+        return found
+    mean = _among(min_norm(unit).alpha, known)
     found["mean_gram"] = lambda gram: _padded(_per_length(mean, gram))
     aware = noise_aware(unit, cross)
     if aware is not None and aware.sum() > 0:
-        share = aware / aware.sum()
+        share = _among(aware / aware.sum(), known)
         found["noise_aware"] = lambda gram: _padded(_per_length(share, gram))
     return found
+
+
+def _among(share: Tensor, known: Tensor) -> Tensor:
+    """[K]: 0 for the others."""
+    return torch.zeros(len(known), dtype=share.dtype).masked_scatter(known, share)
 
 
 def _padded(weights: Tensor) -> Tensor:
@@ -80,10 +87,23 @@ def _per_length(alpha: Tensor, gram: Tensor) -> Tensor:
     return rescaled(alpha.to(gram), gram.diagonal()[: len(alpha)].sqrt())
 
 
-def _averaged(products: Tensor, rewards: int) -> tuple[Tensor, Tensor]:
-    """G and M [K, K] of unit gradients, averaged over batches and over pairs of different batches."""
+def _averaged(products: Tensor, rewards: int) -> tuple[Tensor, Tensor, Tensor]:
+    """G and M of unit gradients, averaged over batches and over pairs of different batches, and ``known`` [K]: the
+    rewards that have a gradient in some batch. G and M are of those alone.
+
+    An entry is averaged where both rewards have a gradient, as training does (coefficients/memory.py); 0 where they
+    never do.
+    """
     k = rewards
     lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()
-    inverse = torch.where(lengths > 0, 1 / lengths.clamp_min(1e-300), 0.0)
-    unit = products[:, :k, :, :k] * inverse[:, :, None, None] * inverse[None, None]
-    return torch.einsum("mjmi->ji", unit) / len(unit), unbiased_products(unit)
+    active = lengths > 0
+    inverse = torch.where(active, 1 / lengths, 0.0)
+    unit = products[:, :k, :, :k] * inverse[:, :, None, None] * inverse
+    count = active.to(unit.dtype)
+    together = count.T @ count  # batches
+    apart = count.sum(0)[:, None] * count.sum(0) - together  # pairs of different ones
+    same, everything = torch.einsum("mjmi->ji", unit), unit.sum((0, 2))
+    gram = torch.where(together > 0, same / together, 0.0)
+    cross = torch.where(apart > 0, (everything - same) / apart, 0.0)
+    known = active.any(0)
+    return nearest_gram(gram[known][:, known]), cross[known][:, known], known

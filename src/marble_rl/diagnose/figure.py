@@ -31,7 +31,7 @@ def draw_diagnosis(found: Diagnosis, path: Path) -> None:
 
 
 def _directions(axes: Any, found: Diagnosis) -> None:
-    names = list(found.directions)
+    names = [name for name, figures in found.directions.items() if figures.in_batch]
     for offset, (label, colour, key) in enumerate(
         (
             ("in its own batch", OWN, "in_batch"),
@@ -39,8 +39,9 @@ def _directions(axes: Any, found: Diagnosis) -> None:
             ("with the mean of the others", REST, "rest"),
         )
     ):
-        estimates = [getattr(found.directions[name], key)["min_cos"] for name in names]
-        places = np.arange(len(names)) + 0.22 * (offset - 1)
+        told = {i: getattr(found.directions[name], key).get("min_cos") for i, name in enumerate(names)}
+        estimates = [estimate for estimate in told.values() if estimate is not None]
+        places = [i + 0.22 * (offset - 1) for i, estimate in told.items() if estimate is not None]
         errors = [[e.mean - e.low for e in estimates], [e.high - e.mean for e in estimates]]
         axes.errorbar([e.mean for e in estimates], places, xerr=errors, fmt="o", color=colour, label=label, ms=5)
     axes.axvline(0, color=INK, lw=0.8)

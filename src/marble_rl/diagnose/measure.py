@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import disk_usage
 
 import torch
 from rich.console import Console
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from marble_rl.advantages import second_moments
 from marble_rl.checkpoint import restoring
-from marble_rl.coefficients.balancers import Scored, build_balancer, weight_vector
+from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
 from marble_rl.config import RunConfig
-from marble_rl.config.schema import MarbleBalance
+from marble_rl.config.schema import Balance, MarbleBalance, WeightedSumBalance
 from marble_rl.diagnose.directions import directions
 from marble_rl.distributed import World
+from marble_rl.errors import InputError
 from marble_rl.experience import Experience, ExperienceSource
 from marble_rl.gradients.accumulate import RewardGradients
 from marble_rl.gradients.metric import gradient_size, gram
@@ -71,23 +72,27 @@ def measure(
     run: Path,
     opened: Opened,
     batches: int,
+    scratch: Path,
     console: Console,
     on_batch: Callable[[int], None],
+    on_products: Callable[[Tensor], None],
 ) -> Measured:
+    """``scratch``: an empty folder, where all gradients are kept while this lasts. ``on_products`` gets the products as
+    soon as they are there, before anything is made of them."""
     checkpoint = opened.checkpoint
     assert opened.policy is not None
     assert opened.config is not None
     assert checkpoint is not None
     config = _measuring(opened.config)
+    k, size = len(config.trained_rewards), opened.policy.flat.numel()
+    check_space(scratch, batches, gradients=k + 2, parameters=size)
     inputs = check_inputs(config)
     for remark in inputs.scorer.load(opened.model.device):
         console.print(remark, markup=False, soft_wrap=True)
     model, policy, names = opened.model, opened.policy, config.trained_rewards
     source = ExperienceSource(config, inputs, model, policy, PromptCache(model), World())
     display = Display(Console(quiet=True), batches, 0, names, 1)
-    k, size = len(names), policy.flat.numel()
-    balance = opened.config.balance
-    weights = weight_vector(names, balance.probe_weights if isinstance(balance, MarbleBalance) else {})
+    weights = weight_vector(names, weights_of_sum(config.balance))
     balancer = build_balancer(opened.config)
     updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
     scale = LossScale(model.dtype)
@@ -101,26 +106,50 @@ def measure(
         micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
     samples: list[Sample] = []
     advantages = torch.zeros(batches, k, k, dtype=torch.float64)
-    with TemporaryDirectory(prefix="marble-diagnose-") as scratch:
-        # In a file: fifty batches of a large model's gradients are more than fits in memory.
-        g = _stored(Path(scratch) / "gradients", (batches, k + 1, size))
-        shared = _stored(Path(scratch) / "shared", (batches, size))
-        for m in range(batches):
-            experience = source.gather(FIRST_ROLLOUT + m, 0, display)
-            columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
-            batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
-            compute = partial(policy_gradients, model, policy, batch, columns, config.loss, per_column=True)
-            found = _computed(compute, micro_batch, scale)
-            g[m], shared[m] = found.g.cpu(), found.shared.cpu()
-            advantages[m] = second_moments(experience.scored.advantages)
-            samples = samples or _samples(experience, experience.scored)
-            on_batch(m + 1)
-        products = gram(g.flatten(0, 1)).view(*g.shape[:2], *g.shape[:2])  # [M, J, M, J]
-        alpha_bar = balancer.harmonizer.alpha_bar if balancer.harmonizer is not None else None
-        every = directions(products, advantages, k, alpha_bar, _in_metric(g, shared, updater, k))
-        steps = {name: _applied(g, shared, products, weights, updater, k) for name, weights in every.items()}
+    # In a file: fifty batches of a large model's gradients are more than fits in memory.
+    g = _stored(scratch / "gradients", (batches, k + 1, size))
+    shared = _stored(scratch / "shared", (batches, size))
+    for m in range(batches):
+        experience = source.gather(FIRST_ROLLOUT + m, 0, display)
+        columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
+        batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
+        compute = partial(policy_gradients, model, policy, batch, columns, config.loss, per_column=True)
+        found = _computed(compute, micro_batch, scale)
+        g[m], shared[m] = found.g.cpu(), found.shared.cpu()
+        advantages[m] = second_moments(experience.scored.advantages)
+        samples = samples or _samples(experience, experience.scored)
+        on_batch(m + 1)
+    products = gram(g.flatten(0, 1)).view(*g.shape[:2], *g.shape[:2])  # [M, J, M, J]
+    on_products(products)
+    alpha_bar = smoothed_coefficients(balancer, checkpoint.step)
+    every = directions(products, advantages, k, alpha_bar, _in_metric(g, shared, updater, k))
+    steps = _applied(g, shared, products, every, updater, k)
     images = config.rollout.groups * config.rollout.group_size
     return Measured(names, images, products, advantages, steps, samples, every, alpha_bar)
+
+
+def check_space(folder: Path, batches: int, *, gradients: int, parameters: int) -> None:
+    """Before anything is measured: a file in memory's place that outgrows its disk ends the process without a word."""
+    needed, free = batches * gradients * parameters * torch.float32.itemsize, disk_usage(folder).free
+    if needed > free:
+        raise InputError(
+            f"--out: while they are measured, the gradients of {batches} mini-batches take {needed} bytes there, and "
+            f"{free} are free; give fewer --batches or another --out"
+        )
+
+
+def weights_of_sum(balance: Balance) -> dict[str, float]:
+    """Of the weighted sum that directions are compared with: the run's own, where it trains on one."""
+    if isinstance(balance, MarbleBalance):
+        return balance.probe_weights
+    return balance.weights if isinstance(balance, WeightedSumBalance) else {}
+
+
+def smoothed_coefficients(balancer: Balancer, step: int) -> Tensor | None:
+    """[K]: what training would combine advantages by in the step after ``step`` updates; None where a run has no such
+    coefficients. To be asked for the step is what tells the balancer of its late uniform stage."""
+    balancer.wants_reward_gradients(step)
+    return None if balancer.harmonizer is None else balancer.harmonizer.alpha_bar
 
 
 def _measuring(config: RunConfig) -> RunConfig:
@@ -144,21 +173,31 @@ def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 def _in_metric(g: Tensor, shared: Tensor, updater: Updater, k: int) -> Tensor:
     """[M, J, J]: each batch's Gram matrix in AdamW's metric, as a run with `balance.metric: adam` finds it."""
+    device = updater.policy.flat.device  # of AdamW's moments
     found = []
     for m in range(len(g)):
-        found.append(gram(g[m], updater.preconditioner(gradient_size(g[m, :k], shared[m]))))
+        size = gradient_size(g[m, :k], shared[m]).to(device)
+        found.append(gram(g[m], updater.preconditioner(size).cpu()))
     return torch.stack(found)
 
 
-def _applied(g: Tensor, shared: Tensor, products: Tensor, weights: Tensor, updater: Updater, k: int) -> Tensor:
-    """[M, M, K] cosines of AdamW's step with each reward's gradient in each batch; NaN where one of them is zero."""
+def _applied(
+    g: Tensor, shared: Tensor, products: Tensor, every: dict[str, Tensor], updater: Updater, k: int
+) -> dict[str, Tensor]:
+    """By direction, [M, M, K] cosines of AdamW's step with each reward's gradient in each batch; NaN where one of them
+    is zero."""
+    device = updater.policy.flat.device
     lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()
-    found = []
+    found = torch.empty(len(every), len(g), len(g), k, dtype=torch.float64)
+    steps = torch.empty(len(every), g.shape[2])
     for m in range(len(g)):
-        step = updater.preview(weights[m].to(g.dtype) @ g[m] + shared[m])
-        along = (g[:, :k] @ step).to(torch.float64)
-        found.append(along / (lengths * step.to(torch.float64).norm()))
-    return torch.stack(found)
+        for i, weights in enumerate(every.values()):
+            steps[i] = updater.preview((weights[m].to(g.dtype) @ g[m] + shared[m]).to(device))
+        norms = torch.linalg.vector_norm(steps, dim=1, dtype=torch.float64)
+        # For all directions at once: the file of gradients, which may not fit in memory, is read once a batch.
+        for n in range(len(g)):
+            found[:, m, n] = (steps @ g[n, :k].T).to(torch.float64) / (norms[:, None] * lengths[n])
+    return dict(zip(every, found, strict=True))
 
 
 def _samples(experience: Experience, scored: Scored) -> list[Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
@@ -10,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from marble_rl.diagnose.analysis import Estimate
+from marble_rl.diagnose.intervals import UNKNOWN, Estimate
 from marble_rl.diagnose.measure import Sample
 from marble_rl.diagnose.run import SIZES, Diagnosis
 
@@ -26,7 +27,10 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
     if found.larger:
         console.print(_larger(found))
         console.print(
-            "smallest cosine with the mean gradient of the images left over, and how often it is negative", style="dim"
+            "smallest cosine with the mean gradient of the images left over, and how often it is negative; mean_gram "
+            "and noise_aware know those images too",
+            style="dim",
+            soft_wrap=True,
         )
     console.print(_signals(found))
     console.print(_cosines(found))
@@ -65,12 +69,14 @@ def _table(title: str, *columns: str) -> Table:
 def _directions(found: Diagnosis) -> Table:
     table = _table("Directions", "", "own batch", "another batch", "conflict", "mean of others", "AdamW's step")
     for name, figures in found.directions.items():
+        if not figures.in_batch:
+            continue
         table.add_row(
             name,
             f"{figures.in_batch['min_cos'].mean:+.3f}",
-            _shown(figures.independent["min_cos"]),
-            f"{figures.independent['conflict'].mean:.2f}",
-            _shown(figures.rest["min_cos"]),
+            _shown(figures.independent.get("min_cos", UNKNOWN)),
+            _known(figures.independent.get("conflict", UNKNOWN).mean, ".2f"),
+            _shown(figures.rest.get("min_cos", UNKNOWN)),
             _shown(found.applied[name].min_cos),
         )
     return table
@@ -84,7 +90,8 @@ def _larger(found: Diagnosis) -> Table:
         if not all(name in by_name for by_name in found.larger.values()):
             continue
         figures = [found.directions[name], *(by_name[name] for by_name in found.larger.values())]
-        table.add_row(name, *(f"{f.rest['min_cos'].mean:+.3f} {f.rest['conflict'].mean:.2f}" for f in figures))
+        if any(f.rest for f in figures):
+            table.add_row(name, *(_both(f.rest) for f in figures))
     return table
 
 
@@ -98,7 +105,7 @@ def _signals(found: Diagnosis) -> Table:
 def _cosines(found: Diagnosis) -> Table:
     table = _table("Cosines between the rewards' true gradients (? where one is lost in noise)", "", *found.names)
     for name, row in zip(found.names, found.cosines, strict=True):
-        table.add_row(name, *("?" if c != c else f"{c:+.2f}" for c in row))
+        table.add_row(name, *(_known(c, "+.2f") for c in row))
     return table
 
 
@@ -126,6 +133,15 @@ def _mean_size(advantages: Sequence[float | None]) -> str:
     return f"{fmean(told):.2f}" if told else "-"
 
 
+def _both(figures: dict[str, Estimate]) -> str:
+    return f"{figures['min_cos'].mean:+.3f} {figures['conflict'].mean:.2f}" if figures else "?"
+
+
 def _shown(estimate: Estimate) -> str:
     """Mean, and half of the interval's width."""
-    return f"{estimate.mean:+.3f} ±{(estimate.high - estimate.low) / 2:.3f}"
+    half = (estimate.high - estimate.low) / 2
+    return "?" if math.isnan(estimate.mean) else f"{estimate.mean:+.3f} ±{half:.3f}"
+
+
+def _known(value: float, form: str) -> str:
+    return "?" if math.isnan(value) else f"{value:{form}}"

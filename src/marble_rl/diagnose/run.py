@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -17,18 +19,20 @@ from marble_rl.diagnose.analysis import (
     AdvantageFacts,
     Conflict,
     DirectionFigures,
-    Estimate,
     QpFacts,
     advantage_facts,
     constructed_conflict,
     direction_figures,
+    independent_figures,
     merged,
     qp_facts,
     signal,
     true_cosines,
 )
 from marble_rl.diagnose.directions import MEANINGS, directions
+from marble_rl.diagnose.intervals import FEWEST, UNKNOWN, Estimate
 from marble_rl.diagnose.measure import Measured, Sample, measure
+from marble_rl.errors import InputError
 from marble_rl.inference import open_target
 from marble_rl.runfolder import RunFolder
 from marble_rl.storage import storage_errors, write_json
@@ -39,8 +43,6 @@ TOLD_EVERY = 10
 """Mini-batches between two lines where the output is not a terminal."""
 LARGER = (2, 4, 8, 16)
 """Batch sizes beside the one measured at which directions are compared too, by merging mini-batches."""
-FEWEST = 3
-"""Batches that must be left after merging."""
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -78,41 +80,58 @@ class Diagnosis:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN: what cannot be told is null."""
+    """JSON has neither NaN nor infinity: what cannot be told is null."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return None if isinstance(value, float) and value != value else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Path, console: Console) -> Diagnosis:
     """Measure ``batches`` fresh mini-batches with a run's checkpoint; write diagnosis.json, diagnosis.png and
     products.npy."""
     RunFolder(run).load_config()
-    opened = open_target(str(run), step=step, device=device)
     columns = (TextColumn("mini-batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=batches)
+    progress = Progress(*columns, console=console, disable=not console.is_terminal)
+    task = progress.add_task("", total=batches)
 
-        def on_batch(done: int) -> None:
-            progress.update(task, completed=done)
-            if not console.is_terminal and (done % TOLD_EVERY == 0 or done == batches):
-                console.print(f"{done}/{batches} mini-batches", highlight=False)
+    def on_batch(done: int) -> None:
+        progress.update(task, completed=done)
+        if not console.is_terminal and (done % TOLD_EVERY == 0 or done == batches):
+            console.print(f"{done}/{batches} mini-batches", highlight=False)
 
-        measured = measure(run, opened, batches, console, on_batch)
-    found = _told(measured, opened.step)
-    with storage_errors(str(out)):
-        out.mkdir(parents=True, exist_ok=True)
+    def on_products(products: Tensor) -> None:
+        with storage_errors(str(out), "diagnose again"):
+            np.save(out / "products.npy", products.numpy())
+
+    with _scratch(out) as scratch:
+        opened = open_target(str(run), step=step, device=device)
+        with progress:
+            measured = measure(run, opened, batches, scratch, console, on_batch, on_products)
+    found = tell(measured, opened.step)
+    with storage_errors(str(out), "diagnose again"):
         write_json(out / "diagnosis.json", found.to_json())
-        np.save(out / "products.npy", measured.products.numpy())
     from marble_rl.diagnose.figure import draw_diagnosis
 
     draw_diagnosis(found, out / "diagnosis.png")
     return found
 
 
-def _told(measured: Measured, step: int | None) -> Diagnosis:
+@contextmanager
+def _scratch(out: Path) -> Iterator[Path]:
+    """A folder inside ``out``: where there is room for results, and not in memory, as a system's own may be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        # What a network drive keeps of a file in use goes when the process ends; it must not cost the results.
+        folder = TemporaryDirectory(prefix=".gradients-", dir=out, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise InputError(f"--out: cannot write to {out}: {error.strerror}; give another folder") from error
+    with folder as path:
+        yield Path(path)
+
+
+def tell(measured: Measured, step: int | None) -> Diagnosis:
     k, products = len(measured.names), measured.products
     sizes = [size for size in LARGER if len(products) // size >= FEWEST]
     return Diagnosis(
@@ -143,11 +162,6 @@ def _figures(products: Tensor, weights: dict[str, Tensor], rewards: int) -> dict
 
 
 def _applied(cosines: Tensor) -> AppliedFigures:
-    """From [M, M, K]: for each batch, the mean over the others of the smallest cosine, and how often it is negative."""
-    count = len(cosines)
-    smallest = cosines.nan_to_num(torch.inf).min(2).values
-    others = [[float(smallest[m, n]) for n in range(count) if n != m] for m in range(count)]
-    return AppliedFigures(
-        Estimate.of([fmean(row) for row in others]),
-        Estimate.of([fmean(float(x < 0) for x in row) for row in others]),
-    )
+    """From [M, M, K]: of the step made from batch m with the gradients of batch n."""
+    found = independent_figures(cosines)
+    return AppliedFigures(found.get("min_cos", UNKNOWN), found.get("conflict", UNKNOWN))
