@@ -19,7 +19,7 @@ from marble_rl.errors import InputError
 from marble_rl.evaluate import Evaluation, evaluate, evaluated_prompts
 from marble_rl.images import Card, Picture, comparison, save_image, save_small
 from marble_rl.inference import open_target
-from marble_rl.inputs import check_inputs
+from marble_rl.inputs import check_inputs, check_prompts
 from marble_rl.models.base import PromptCache
 from marble_rl.prompts import read_prompt_file
 from marble_rl.storage import storage_errors, write_json
@@ -105,7 +105,10 @@ def evaluate_target(
     except OSError as error:
         raise InputError(f"--out: cannot write to {out}: {error.strerror}; give another folder") from error
     console = Console(stderr=True, quiet=not world.first)
-    prompts = inputs.heldout if prompts_file is None else read_prompt_file(prompts_file)
+    prompts = inputs.heldout
+    if prompts_file is not None:
+        prompts = read_prompt_file(prompts_file)
+        check_prompts(prompts, inputs.scorer)
     own_device = str(world.pick_device(device))
     opened = open_target(target, model_path=model_path, step=step, device=own_device)
     for remark in inputs.scorer.load(opened.model.device):

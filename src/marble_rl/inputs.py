@@ -33,17 +33,21 @@ def check_inputs(config: RunConfig) -> RunInputs:
     heldout = train
     if config.prompts.heldout is not None:
         heldout = load_prompts(config.prompts.heldout, "prompts.heldout", "heldout")
-    for split in (train, heldout):
-        for prompt in split.prompts:
-            for name in prompt.rewards or ():
-                require_name(name, list(rewards), f"prompt {prompt.text!r} of the source {prompt.source!r}: rewards")
-    train.check_groups(config.rollout.groups)
     scorer = Scorer(config.rewards, rewards)
-    for prompt in (*train.prompts, *heldout.prompts):
-        for name in rewards:
-            scorer[name].applies_to(prompt)  # which may find fault with the prompt's metadata
+    for split in (train, heldout):
+        check_prompts(split, scorer)
+    train.check_groups(config.rollout.groups)
     scorer.check_applicability(config.trained_rewards, train.prompts)
     media = known_media(config.model.path)
     if media is not None:
         scorer.check_media(media)
     return RunInputs(train, heldout, scorer)
+
+
+def check_prompts(split: PromptSet, scorer: Scorer) -> None:
+    """Whether the rewards that prompts name are there, and can read what the prompts say."""
+    for prompt in split.prompts:
+        for name in prompt.rewards or ():
+            require_name(name, scorer.names, f"prompt {prompt.text!r} of the source {prompt.source!r}: rewards")
+        for name in scorer.names:
+            scorer[name].applies_to(prompt)  # which may find fault with the prompt's metadata

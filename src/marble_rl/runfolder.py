@@ -97,10 +97,11 @@ class RunFolder:
                     f"--resume: {key} was {before!r} in {self.path}, now {after!r}; that is another run. "
                     "Restore the value, or give another --out"
                 )
+        scheduled = config.optimizer.schedule != "constant"  # the learning rate then goes by the last step
         return [
             f"{key} was {before!r}, now {after!r}: from here on this is not the run that was begun"
             for key, before, after in changes
-            if not _is_free(key)
+            if not _is_free(key) or (key == "trainer.steps" and scheduled)
         ]
 
     @contextmanager
@@ -108,9 +109,11 @@ class RunFolder:
         """Create the folder, keep other runs out of it, and save the resolved config; the first process does it for
         all of its run.
 
-        Bad input that only shows once the model is loaded leaves no trace of a run that never began.
+        Bad input that only shows once the model is loaded leaves no trace of a run that never began, and whatever else
+        was there.
         """
         fresh = not self.exists
+        before = set(self.path.iterdir()) if self.path.is_dir() else None
         with ExitStack() as held:
             with world.agreed():
                 if world.first:
@@ -121,8 +124,19 @@ class RunFolder:
                 yield
             except InputError:
                 if world.first and fresh and not self.checkpoints.exists():
-                    shutil.rmtree(self.path)
+                    self._remove_but(before)
                 raise
+
+    def _remove_but(self, before: set[Path] | None) -> None:
+        """All that was not there ``before``; None: nor was the folder."""
+        if before is None:
+            shutil.rmtree(self.path)
+            return
+        for entry in set(self.path.iterdir()) - before:
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
 
     def _locked(self) -> IO[str]:
         """A file that is locked for as long as it is open."""

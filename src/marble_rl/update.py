@@ -39,7 +39,7 @@ class Updater:
                 f"step {step}: loss {loss:g}, gradient norm {norm:g}; the update was not applied. Lower optimizer.lr"
             )
         self.optimizer.param_groups[0]["lr"] = self.config.lr * schedule_factor(self.config.schedule, step / self.steps)
-        self._flat.grad = gradient * min(1.0, self.config.grad_clip / (norm + 1e-6))
+        self._flat.grad = gradient * self._clip_factor(norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         done = step + 1
@@ -72,7 +72,11 @@ class Updater:
         return mean / (1 - math.pow(decay, steps))
 
     def _clipped(self, gradient: Tensor) -> Tensor:
-        return gradient * min(1.0, self.config.grad_clip / (float(gradient.norm()) + 1e-6))
+        return gradient * self._clip_factor(float(gradient.norm()))
+
+    def _clip_factor(self, norm: float) -> float:
+        bound = self.config.grad_clip
+        return 1.0 if bound is None else min(1.0, bound / (norm + 1e-6))
 
     def follow(self, done: int) -> None:
         """End of a rollout, after ``done`` optimizer steps: the old policy follows the trained one."""

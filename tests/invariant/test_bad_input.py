@@ -22,6 +22,15 @@ def text(**changes: Any) -> Any:
 ROLLOUT = {"groups": 4, "group_size": 4, "steps": 3}
 CASES: dict[str, tuple[Any, list[str]]] = {
     "broken YAML": (lambda model: "model: {path: x\nrewards: [", ["not valid YAML", "line"]),
+    "a key given twice": (
+        lambda model: sections(model, trainer={"steps": 2}) + "trainer: {seed: 1}\n",
+        ["not valid YAML at line", "'trainer' is there twice"],
+    ),
+    "a number that JSON does not have": (text(optimizer={"lr": float("inf")}), ["optimizer.lr", "inf", "finite"]),
+    "one in a reward's parameters": (
+        text(rewards=[{"name": "x", "type": "brightness", "params": {"a": [1.0, float("nan")]}}]),
+        ["rewards.0 (x).params.a.1", "not a finite number"],
+    ),
     "a list where a mapping belongs": (text(rollout=[1, 2]), ["rollout", "expected a mapping", "a list"]),
     "a mapping where a list belongs": (text(rewards={"name": "x"}), ["rewards", "expected a list", "a mapping"]),
     "the whole file is a list": (lambda model: "- 1\n- 2\n", ["expected a mapping", "a list"]),
@@ -155,6 +164,25 @@ def test_arguments(arguments: list[str], says: list[str]) -> None:
     assert outcome.code == 2
     for words in says:
         assert words in outcome.err
+
+
+def test_a_device_that_there_is_not(config_file: Path) -> None:
+    outcome = marble("config", "show", config_file, "--on", "gpu")
+    assert outcome.code == 2
+    assert "--on: unknown device 'gpu'" in outcome.err
+
+
+def test_what_was_in_the_folder_stays(tiny_sd3: Path, tmp_path: Path) -> None:
+    """Hidden files do not make a folder a run, and a start that fails does not own them."""
+    path = tmp_path / "config.yaml"
+    path.write_text(sections(tiny_sd3, lora={"targets": ["nothing_like_this"]}))
+    (tmp_path / "run" / ".git").mkdir(parents=True)
+    (tmp_path / "run" / ".git" / "HEAD").touch()
+    outcome = marble("train", path, "--out", tmp_path / "run")
+    assert outcome.code == 2
+    assert "lora.targets" in outcome.err
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == [".git"]
+    assert (tmp_path / "run" / ".git" / "HEAD").exists()
 
 
 @pytest.mark.parametrize(

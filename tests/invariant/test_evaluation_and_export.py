@@ -286,3 +286,10 @@ def test_evaluate_a_plain_pipeline_and_a_prompt_file(config_file: Path, tiny_sd3
     assert list(found) == ["given"]
     assert [prompt for prompt, _ in found["given"]] == ["a red ball", "a drum"]
     assert (tmp_path / "e" / "grid.png").stat().st_size > 0
+
+
+def test_a_prompt_file_that_names_an_unknown_reward(config_file: Path, tiny_sd3: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a red ball", "rewards": ["brigth"]}\n')
+    outcome = marble("evaluate", tiny_sd3, "--config", config_file, "--prompts", tmp_path / "mine.jsonl")
+    assert outcome.code == 2
+    assert "Did you mean 'bright'?" in outcome.err

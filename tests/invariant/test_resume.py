@@ -97,6 +97,13 @@ def test_more_steps_than_before(config_file: Path, whole: Path, tmp_path: Path) 
     assert lora_bytes(run) == lora_bytes(whole)
 
 
+def test_more_steps_of_a_schedule_are_another_run(config_file: Path, tmp_path: Path) -> None:
+    linear = ("--set", "optimizer.schedule=linear")
+    train(config_file, tmp_path / "run", *linear, "--set", "trainer.steps=2")
+    outcome = train(config_file, tmp_path / "run", *linear, "--resume", "--set", "trainer.steps=3")
+    assert "trainer.steps was 2, now 3: from here on this is not the run that was begun" in outcome.err
+
+
 def test_in_adams_metric(config_file: Path, whole: Path, tmp_path: Path) -> None:
     """The second moments that the metric is made of are the checkpoint's: step 6 refreshes after one of step 5."""
     adam = ("--set", "balance.metric=adam")

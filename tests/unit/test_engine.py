@@ -45,8 +45,9 @@ def gradient_like(policy: LoraPolicy, seed: int = 0) -> torch.Tensor:
     return torch.randn(sum(p.numel() for p in policy.parameters), generator=torch.Generator().manual_seed(seed))
 
 
-def test_update_is_clipped_adamw_and_the_ema_follows(policy: LoraPolicy) -> None:
-    config = OptimizerConfig(lr=0.01, grad_clip=0.5, weight_decay=0.1, ema_decay=0.9)
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_update_is_clipped_adamw_and_the_ema_follows(policy: LoraPolicy, clip: float | None) -> None:
+    config = OptimizerConfig(lr=0.01, grad_clip=clip, weight_decay=0.1, ema_decay=0.9)
     updater = Updater(policy, config, OldPolicyConfig(), steps=10)
     start, gradient = flat(policy.tensors("default")).clone(), gradient_like(policy)
     norm = updater.apply(gradient, loss=1.0, step=0)
@@ -54,7 +55,7 @@ def test_update_is_clipped_adamw_and_the_ema_follows(policy: LoraPolicy) -> None
 
     expected = torch.nn.Parameter(start.clone())
     optimizer = torch.optim.AdamW([expected], lr=0.01, weight_decay=0.1)
-    expected.grad = gradient * (0.5 / gradient.norm())
+    expected.grad = gradient * (1.0 if clip is None else clip / gradient.norm())
     optimizer.step()
     torch.testing.assert_close(flat(policy.tensors("default")), expected.detach(), atol=1e-6, rtol=1e-5)
     # Warm-up: decay (1 + s) / (10 + s) with s = 1 step done.

@@ -47,13 +47,12 @@ def config_show(
 def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, list[str]]:
     """For programs, and in lines for people; a model that is out of reach is no error."""
     quiet_libraries()
-    import torch
-
     from marble_rl.estimate import describe, estimate_run
-    from marble_rl.models import pick_device
+    from marble_rl.models import parse_device, pick_device
 
+    asked = None if on is None else parse_device(on, "--on")
     try:
-        device = pick_device(run.model.device) if on is None else torch.device(on)
+        device = asked or pick_device(run.model.device)
         found = estimate_run(run, device)
     except InputError as error:
         return None, [f"Memory: no estimate. {error}"]

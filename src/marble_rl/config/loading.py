@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from yaml.error import MarkedYAMLError
 
 from marble_rl.config.schema import (
     DropoutBalance,
@@ -27,6 +29,9 @@ from marble_rl.config.schema import (
 from marble_rl.config.trackers import TensorboardTracker, TrackerConfig
 from marble_rl.errors import InputError
 from marble_rl.mini import MINI
+
+REWARD_FILES = ("model", "processor", "head", "colour_model")
+"""Parameters of rewards that may name a file or folder."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -80,7 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read config file {path}: {error}") from None
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _UniqueKeys)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -89,6 +94,17 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise InputError(f"{path}: expected a mapping of sections (model:, prompts:, ...), found {_kind(tree)}.")
     return tree
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's own loader takes the last of two equal keys, and forgets the other without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        for i, key in enumerate(names):
+            if any(key.value == other.value for other in names[:i]):
+                raise MarkedYAMLError(problem=f"the key {key.value!r} is there twice", problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -139,8 +155,18 @@ def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
             absolute[split] = [_with_absolute_files(source, folder) for source in sources]
     trackers = [_with_absolute_dir(tracker, folder) for tracker in config.logging.trackers]
     logging = config.logging.model_copy(update={"trackers": trackers})
+    rewards = [r.model_copy(update={"params": _with_absolute_params(r.params, folder)}) for r in config.rewards]
     sections = {"model": model, "lora": lora, "prompts": prompts.model_copy(update=absolute), "logging": logging}
-    return config.model_copy(update=sections)
+    return config.model_copy(update={**sections, "rewards": rewards})
+
+
+def _with_absolute_params(params: Any, folder: Path, key: str = "") -> Any:
+    """Models and heads that lie in the config's folder; what does not may be an id on the hub, or a server's name."""
+    if isinstance(params, dict):
+        return {name: _with_absolute_params(value, folder, name) for name, value in params.items()}
+    if key in REWARD_FILES and isinstance(params, str) and params != MINI and (folder / params).exists():
+        return str((folder / params).resolve())
+    return params
 
 
 def _with_absolute_dir(tracker: TrackerConfig, folder: Path) -> TrackerConfig:
@@ -171,6 +197,7 @@ def _check_references(config: RunConfig) -> None:
                 "only held-out rewards may be left out. Remove it, or set held_out: true"
             )
         _check_hacking_guards(reward, f"rewards.{i} ({reward.name})")
+        _check_finite(reward.params, f"rewards.{i} ({reward.name}).params")
     trained = config.trained_rewards
     if not trained:
         raise InputError("rewards: all of them are held_out; at least one must be trained")
@@ -238,6 +265,18 @@ def _check_references(config: RunConfig) -> None:
             f"rollout.updates: {rollout.updates} does not divide rollout.groups={rollout.groups}; "
             f"use a divisor of {rollout.groups}"
         )
+
+
+def _check_finite(value: Any, key: str) -> None:
+    """A run keeps its config as JSON, which has no other numbers: they would come back as null."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_finite(item, f"{key}.{name}")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            _check_finite(item, f"{key}.{i}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{key}: {value} is not a finite number; leave the key out, or give a number")
 
 
 def _check_hacking_guards(reward: RewardConfig, where: str) -> None:

@@ -385,8 +385,8 @@ class OptimizerConfig(Section):
     """Decay of the first and second moments."""
     weight_decay: NonNegativeFloat = 1e-4
     """Decoupled weight decay."""
-    grad_clip: PositiveFloat = 1.0
-    """Upper bound of the update gradient's norm."""
+    grad_clip: PositiveFloat | None = 1.0
+    """Upper bound of the update gradient's norm; null: none."""
     ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     """Decay of the EMA weights, which are evaluated and exported; warmed up as (1 + s) / (10 + s)."""
     non_finite: Literal["stop", "skip"] = "stop"

@@ -90,15 +90,22 @@ def check_quantization(quantize: str, device: torch.device) -> None:
         raise InputError(f"model.quantize: nf4 needs a CUDA device, not {device.type}; use int8, or leave it out")
 
 
+def parse_device(name: str, key: str) -> torch.device:
+    """One that need not be in this machine."""
+    import torch
+
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise InputError(f"{key}: unknown device {name!r}; use auto, cpu, cuda or cuda:N") from None
+
+
 def pick_device(name: str, key: str = "model.device") -> torch.device:
     import torch
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"{key}: unknown device {name!r}; use auto, cpu, cuda or cuda:N") from None
+    device = parse_device(name, key)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"{key}: {name!r} asked for, but no CUDA device is available; use auto or cpu")
     return device

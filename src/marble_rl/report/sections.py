@@ -121,9 +121,10 @@ def coefficients(run: RunData) -> Section:
     update = run.series("update/norm")
     if update:
         bound = run.config.optimizer.grad_clip
-        near = [Reference(bound, "clipped above")] if max(update.values) > bound / 4 else []
+        near = [] if bound is None or max(update.values) <= bound / 4 else [Reference(bound, "clipped above")]
         lines = [Line("length", *thinned(update.steps, update.values), "ink")]
-        note = "Of the whole update before clipping" + ("." if near else f"; the bound is {number(bound)}.")
+        far = "" if near else "; it is not clipped" if bound is None else f"; the bound is {number(bound)}"
+        note = f"Of the whole update before clipping{far}."
         charts.append(line_chart("Length of the update", lines, references=near, include=[0.0], note=note))
     distance = run.series("loss/kl")
     if distance:
