@@ -80,6 +80,7 @@ def test_gains_in_units_of_the_specialists() -> None:
     assert found.share("marble", "ocr") is None, "its specialist gains nothing"
     assert found.share("marble", "hpsv2") is None, "it has no specialist"
     assert found.share("gdpo", "geneval") is None, "it was not run"
+    assert "| marble | 3 | **0.50 ±" in results_page(Whole(found))
 
 
 def test_better_means_an_interval_above_zero() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,18 @@ class Study:
         return self._against[other]
 
     def share(self, method: str, reward: str) -> Interval | None:
-        """The gain of ``method`` on a reward over the untrained model, in units of the gain of the reward's specialist;
-        None where one of them was not run, or the specialist gains nothing. The interval is that of the numerator."""
-        jobs = {(result.method, result.seed) for result in self.results}
-        seeds = {seed for name, seed in jobs if name == BASE}
+        """The gain of ``method`` on a reward over the untrained model, in units of the gain of the reward's specialist,
+        on the seeds that all three have; None where these are not two, or the specialist gains nothing. The interval is
+        that of the numerator."""
         specialist = f"only-{reward}"
-        if not all(any((name, seed) in jobs for seed in seeds) for name in (method, specialist)):
+        if not self.has(method, specialist, BASE):
             return None
-        most = self.difference(specialist, BASE)[reward].mean
-        gain = self.difference(method, BASE)[reward]
-        if most <= 0:
-            return None
-        return replace(gain, mean=gain.mean / most, low=gain.low / most, high=gain.high / most)
+        scores = {(result.method, result.seed): result.means[reward] for result in self.results}
+        seeds = [s for name, s in scores if name == BASE and (method, s) in scores and (specialist, s) in scores]
+        gain, most = (
+            np.array([scores[name, seed] - scores[BASE, seed] for seed in seeds]) for name in (method, specialist)
+        )
+        return over_seeds(gain / most.mean()) if most.mean() > 0 else None
 
     def training(self, method: str, key: str) -> Interval | None:
         """Mean over seeds of a figure of metrics.jsonl, where two seeds or more have it."""

@@ -107,10 +107,11 @@ def _differences(comparison: Comparison) -> str:
 def _shares(study: Study) -> str:
     """Table of the gains in units of the specialists'; nothing where there are no specialists. The smallest is bold."""
     body = []
-    for row in study.table.rows:
+    joint = [row for row in study.table.rows if row.method != BASE and not row.method.startswith("only-")]
+    for row in joint:
         shares = {reward: study.share(row.method, reward) for reward in study.trained}
         known = {reward: share for reward, share in shares.items() if share is not None}
-        if row.method == BASE or row.method.startswith("only-") or not known:
+        if not known:
             continue
         least = min(known, key=lambda reward: known[reward].mean)
         cells = []
