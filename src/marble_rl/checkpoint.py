@@ -1,8 +1,9 @@
 """Checkpoints that survive a crash at any moment, and exact resumption.
 
 A checkpoint is written into a folder with a temporary name; the manifest, with the digest of every file, comes last;
-then the folder gets its real name in one step. A folder whose manifest is missing or does not match is named, skipped,
-and the one before it is used. Nothing random is saved: randomness follows from the step (see seeding.py).
+then the folder gets its real name in one step. One that had this name is set aside until then, and read where a crash
+left nothing else of its step. A folder whose manifest is missing or does not match is named, skipped, and the one
+before it is used. Nothing random is saved: randomness follows from the step (see seeding.py).
 """
 
 from __future__ import annotations
@@ -49,9 +50,19 @@ class Checkpoint:
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps with a folder under its final name, ascending; complete or not."""
+    """Steps with a folder under its final name, or set aside, ascending; complete or not."""
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
+    found = (re.fullmatch(r"step-(\d+)|\.step-(\d+)\.aside", name) for name in names)
+    return sorted({int(match[1] or match[2]) for match in found if match})
+
+
+def _aside(final: Path) -> Path:
+    return final.with_name(f".{final.name}.aside")
+
+
+def _found(final: Path) -> Path:
+    """Where a checkpoint is: set aside if a crash came before its successor had the name."""
+    return _aside(final) if _aside(final).exists() and not final.exists() else final
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
@@ -72,14 +83,22 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        sync_folder(folder)
-        for step in checkpoint_steps(folder)[:-keep]:
-            shutil.rmtree(folder / f"step-{step}")
-        for leftover in folder.glob(".step-*.partial"):
+        _put_in_place(temporary, final)
+        replaced = (_aside(path) for path in folder.glob("step-*"))
+        for leftover in (*folder.glob(".step-*.partial"), *replaced):
             shutil.rmtree(leftover, ignore_errors=True)
+        for step in checkpoint_steps(folder)[:-keep]:
+            shutil.rmtree(_found(folder / f"step-{step}"))
     return final
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    """Rename; what had the name is kept until the new folder has it for good."""
+    if final.exists():
+        shutil.rmtree(_aside(final), ignore_errors=True)
+        final.rename(_aside(final))
+    temporary.rename(final)
+    sync_folder(final.parent)
 
 
 def load_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -94,7 +113,8 @@ def load_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify one checkpoint folder."""
+    """Read and verify one checkpoint folder, under its final name."""
+    path = _found(path)
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         if manifest["format"] != FORMAT:
@@ -121,7 +141,7 @@ def version_of(folder: Path) -> str | None:
     """Which marble wrote the newest of these checkpoints; None where none says so."""
     for step in reversed(checkpoint_steps(folder)):
         try:
-            return str(json.loads((folder / f"step-{step}" / MANIFEST).read_text())["marble"])
+            return str(json.loads((_found(folder / f"step-{step}") / MANIFEST).read_text())["marble"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None

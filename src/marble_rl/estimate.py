@@ -29,6 +29,7 @@ from marble_rl.losses.nft import nft_loss
 from marble_rl.micro_batch import MicroBatch
 from marble_rl.mini import embedded
 from marble_rl.models import PIPELINE, adapter_of, check_model_path
+from marble_rl.models import pipeline as pipelines
 from marble_rl.models.lora import LoraPolicy
 from marble_rl.models.pipeline import PipelineModel
 from marble_rl.precision import MemorySettings, memory_settings
@@ -274,6 +275,7 @@ def _as_on_cuda(dtype: torch.dtype) -> Iterator[None]:
     changes: list[tuple[Any, str, Any]] = [
         (functional, "scaled_dot_product_attention", attention),
         (Tensor, "cpu", lambda tensor: tensor),
+        (pipelines, "all_finite", lambda pixels: True),
         (torch, "is_autocast_enabled", is_autocast_enabled),  # asked by the fused layers
     ]
     if half:

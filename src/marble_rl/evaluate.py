@@ -112,10 +112,12 @@ def evaluate(
         for batch in own:
             latents, pixels = draw(batch)
             finite = finite and bool(torch.isfinite(latents).all())
-            images.append(pixels[: len(batch)])
+            shown = pixels[: len(batch)]
+            if pictures:
+                images.append(shown)
             # In lockstep a reward's failure waits for `finish`: nobody may leave the others alone.
             with suppress(RunStopped) if world.lockstep else nullcontext():
-                scoring.add(images[-1])
+                scoring.add(shown)
             on_images(len(batch))
         if world.lockstep and len(own) < len(batches) / world.size:
             draw(batches[0])  # to keep step; the shares of others are one batch longer

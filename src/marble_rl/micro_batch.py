@@ -42,7 +42,8 @@ class MicroBatch:
                 torch.cuda.empty_cache()
 
     def state_dict(self) -> dict[str, int]:
-        return {"size": self.size}
+        """Nothing where the config sets the size: a run that is continued with `auto` begins with 64."""
+        return {"size": self.size} if self._auto else {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         if self._auto and state:

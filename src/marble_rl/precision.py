@@ -80,12 +80,17 @@ class LossScale:
     def applied(self, gradients: Callable[..., PolicyGradients]) -> PolicyGradients:
         """``gradients(scale=...)``, on smaller and smaller scales until they are finite.
 
-        Where the losses are not finite, or the gradients not even on scale 1, it is no overflow: the caller's affair.
+        Where the losses are not finite, or the gradients not even on scale 1, it is no overflow: the caller's affair,
+        and the scale stays what it was.
         """
+        value, clean = self.value, self._clean
         self._overflows = 0
         while True:
             found = gradients(scale=self.value)
-            if found.is_finite or not found.losses_are_finite or self.value <= 1.0:
+            if found.is_finite:
+                return found
+            if not found.losses_are_finite or self.value <= 1.0:
+                self.value, self._clean = value, clean
                 return found
             self.value /= 2
             self._clean = 0
@@ -103,10 +108,11 @@ class LossScale:
         return {"guard/overflows": float(self._overflows), "guard/loss_scale": self.value} if self._scaled else {}
 
     def state_dict(self) -> dict[str, float]:
-        return {"value": self.value, "clean": self._clean}
+        return {"value": self.value, "clean": self._clean} if self._scaled else {}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        if self._scaled and state:
+        # 1.0 is what older versions saved for other numbers, from which a run may be continued in float16.
+        if self._scaled and state.get("value", 1.0) > 1.0:
             self.value, self._clean = state["value"], int(state["clean"])
 
 

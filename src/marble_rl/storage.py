@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -22,7 +23,8 @@ def storage_errors(what: str, then: str = "continue with --resume") -> Iterator[
     try:
         yield
     except OSError as error:
-        raise StorageFailed(f"cannot write {what}: {error.strerror or error}. Free some space and {then}") from error
+        fix = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Mend that"
+        raise StorageFailed(f"cannot write {what}: {error.strerror or error}. {fix} and {then}") from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -5,8 +5,8 @@ prompts -> rollout -> rewards -> advantages -> gradients -> coefficients -> upda
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,15 @@ from marble_rl.config import RunConfig
 from marble_rl.config.schema import MarbleBalance
 from marble_rl.config.trackers import TrackerConfig
 from marble_rl.distributed import World, check_same_rewards, check_same_weights, check_world, join
-from marble_rl.errors import InputError, LostProcess, NonFiniteGradient, RewardExploited, RunStopped, StorageFailed
+from marble_rl.errors import (
+    InputError,
+    LostProcess,
+    MarbleError,
+    NonFiniteGradient,
+    RewardExploited,
+    RunStopped,
+    StorageFailed,
+)
 from marble_rl.evaluate import evaluate
 from marble_rl.experience import Experience, ExperienceSource, draw_grid
 from marble_rl.gradients.accumulate import FusedMismatch, Method
@@ -151,7 +159,19 @@ class Trainer:
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
     def _take_step(self) -> Metrics:
-        """One optimizer update."""
+        """One optimizer update; where one is skipped, the next rollout's."""
+        while True:
+            try:
+                with self._undone_before_the_update():
+                    return self._try_step()
+            except NonFiniteGradient as bad:
+                self.skips.skip(bad)
+                self._say(f"skipped: {bad}")
+            # Outside of the handler: the error's traceback held on to the rollout and its gradients.
+            self._experience = None
+
+    def _try_step(self) -> Metrics:
+        """One optimizer update; raises NonFiniteGradient where it can be skipped."""
         step, c = self.step, self.config
         index, update = divmod(step, c.rollout.updates)
         if self._experience is None:
@@ -160,19 +180,12 @@ class Trainer:
         experience, rollout = self._experience, self._experience.rollout
 
         batch = training_batch(rollout, update, c.loss, seed=c.trainer.seed, step=step)
-        try:
-            if self.balancer.wants_reward_gradients(step):
-                gradient, loss, figures = self._harmonised(batch, experience.scored, rollout.table_rows(update))
-            else:
-                gradient, loss, figures = self._combined(batch, experience.scored, rollout.table_rows(update))
-        except NonFiniteGradient as bad:
-            self.skips.skip(bad)
-            self._say(f"skipped: {bad}")
-            self._experience = None
-            return self._take_step()
+        if self.balancer.wants_reward_gradients(step):
+            gradient, loss, figures = self._harmonised(batch, experience.scored, rollout.table_rows(update))
+        else:
+            gradient, loss, figures = self._combined(batch, experience.scored, rollout.table_rows(update))
 
         rows = rollout.table_rows(update, everyone=True)
-
         metrics = {
             **reward_metrics(experience.table.rows(rows)),
             **clip_metrics(experience.table.rows(rows), experience.scored.table.rows(rows)),
@@ -189,18 +202,31 @@ class Trainer:
             if update + 1 == c.rollout.updates:
                 self.updater.follow(self.step)
                 self._experience = None
-        alarms = self._watch(experience) if self._experience is None else {}
-        metrics |= experience.watched | {f"guard/watch/{name}": float(name in alarms) for name in self._watches}
+        alarms: dict[str, str] = {}
+        if self._experience is None:
+            alarms = self._watch(experience)
+            metrics |= experience.watched | {f"guard/watch/{name}": float(name in alarms) for name in self._watches}
         try:
-            with self.world.agreed():
+            with self.world.agreed(), self._memory_errors(lambda: "evaluate"):
                 metrics |= self._evaluate_if_due()
-        finally:  # the step is done and logged, also where a reward fails in its evaluation
-            metrics |= self._scoring_metrics()
-            metrics |= self._times()
-            metrics["memory/peak_mb"] = self.world.largest(peak_bytes(self._device)) / 2**20
+        except MarbleError:  # known to all processes: the step is done, and logged without its evaluation
             self._log(step, metrics)
+            raise
+        self._log(step, metrics)
         self._sound(alarms)
         return metrics
+
+    @contextmanager
+    def _undone_before_the_update(self) -> Iterator[None]:
+        """A step that fails before its update was made leaves coefficients and signal as it found them: it is made
+        again, by a resumed run or with the next rollout."""
+        step, balancer, signal = self.step, self.balancer.state_dict(), self.signal.state_dict()
+        try:
+            yield
+        finally:
+            if self.step == step:
+                self.balancer.load_state_dict(balancer)
+                self.signal.load_state_dict(signal)
 
     # Stages 5-7, either way: the gradient of the step, its loss, and figures for the log.
 
@@ -429,6 +455,10 @@ class Trainer:
         return self._display.take_times() | ({} if self.world.size == 1 else {"time/waiting": waited})
 
     def _log(self, step: int, metrics: Metrics) -> None:
+        """Adds what the step took to what it found, and tells of both."""
+        metrics |= self._scoring_metrics()
+        metrics |= self._times()
+        metrics["memory/peak_mb"] = self.world.largest(peak_bytes(self._device)) / 2**20
         self._trackers.log(step, metrics)  # first, so that they know of every step that the file tells of
         if self._metrics_file is not None:
             self._metrics_file.append(step, metrics)

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import yaml
 from PIL import Image
 
 from marble_rl import load_config
+from marble_rl.distributed import World
 from marble_rl.model_card import model_card
 from marble_rl.models import load_model
+from marble_rl.rollout.rollout import sample
 from runs import lora_bytes, marble, metrics, train, write_config
 
 PLAIN_DIFFUSERS = """
@@ -251,6 +254,31 @@ def test_evaluation_does_not_touch_training(config_file: Path, run: Path, tmp_pa
     assert lora_bytes(tmp_path / "run") == lora_bytes(run)
     evaluated = [line["step"] for line in metrics(tmp_path / "run") if "eval/bright" in line]
     assert evaluated == [2, 5]
+
+
+def test_evaluation_during_training_keeps_no_pictures(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven prompts, one a batch: when all are scored, only the last batch is still there."""
+    drawn: list[weakref.ref[np.ndarray]] = []
+    alive: list[int] = []
+
+    def watched(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        latents, pixels = sample(*arguments, **settings)
+        memory = pixels.numpy().copy()
+        drawn.append(weakref.ref(memory))
+        return latents, torch.from_numpy(memory)
+
+    def gather(self: World, value: Any) -> list[Any]:
+        alive.append(sum(memory() is not None for memory in drawn))
+        return [value]
+
+    monkeypatch.setattr("marble_rl.evaluate.sample", watched)
+    monkeypatch.setattr(World, "gather", gather)
+    one = ("--set", "trainer.steps=1", "--set", "trainer.eval_every=1", "--set", "evaluation.batch_size=1")
+    train(config_file, tmp_path / "run", *one)
+    assert len(drawn) == 7
+    assert max(alive) == 1
 
 
 def test_held_out_rewards_are_scored_but_not_trained(tiny_sd3: Path, tmp_path: Path) -> None:

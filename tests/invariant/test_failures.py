@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from marble_rl.config import load_config
+from marble_rl.distributed import World
+from marble_rl.gradients.policy import policy_gradients
+from marble_rl.trainer import Trainer
+from marble_rl.update import Updater
 from runs import base_config, lora_bytes, marble, metrics, start, train, write_config
 
 
@@ -68,6 +75,84 @@ def test_non_finite_gradient_stops_before_the_update(config_file: Path, tmp_path
     assert list(run.glob("nonfinite-step-*.safetensors"))
     done = len(metrics(run))
     assert (run / "checkpoints" / f"step-{done}" / "manifest.json").exists()
+
+
+def starved(real: Callable[..., Any], call: int) -> Callable[..., Any]:
+    """The same function, for which memory runs out in one call, counted from 0."""
+    calls = iter(range(1000))
+
+    def function(*arguments: Any, **settings: Any) -> Any:
+        if next(calls) == call:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(*arguments, **settings)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("balance", "place", "real"),
+    [
+        ("{type: min_variance}", "marble_rl.trainer.policy_gradients", policy_gradients),
+        ("{type: marble, refresh_every: 3, apply: alpha_over_norm}", "marble_rl.update.Updater.apply", Updater.apply),
+        ("{type: marble, refresh_every: 3, smooth: gram}", "marble_rl.update.Updater.apply", Updater.apply),
+    ],
+)
+def test_a_step_that_failed_before_its_update_has_moved_nothing(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, balance: str, place: str, real: Any
+) -> None:
+    """In step 3 coefficients are refreshed; a resumed run makes that step again, and refreshes them once."""
+    settings = ("--set", f"balance={balance}", "--set", "trainer.steps=6")
+    train(config_file, tmp_path / "whole", *settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(place, starved(real, call=3))
+        outcome = marble("train", config_file, "--out", tmp_path / "run", *settings)
+    assert outcome.code == 3
+    assert "out of memory in the stage" in outcome.err
+    assert len(metrics(tmp_path / "run")) == 3
+    train(config_file, tmp_path / "run", *settings, "--resume")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert lora_bytes(tmp_path / "run") == lora_bytes(tmp_path / "whole")
+
+
+def test_no_memory_for_an_evaluation(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step was made: it is saved and logged."""
+    monkeypatch.setattr("marble_rl.evaluate.sample", starved(lambda: None, call=0))
+    outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "trainer.eval_every=2")
+    assert outcome.code == 3
+    assert "out of memory in the stage 'evaluate'. What helps: a smaller evaluation.batch_size" in outcome.err
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [0, 1]
+    assert (tmp_path / "run" / "checkpoints" / "step-2" / "manifest.json").exists()
+
+
+class Talkative(World):
+    """Counts exchanges."""
+
+    exchanges = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        self.exchanges += 1
+        return [value]
+
+    def largest(self, value: int) -> int:
+        self.exchanges += 1
+        return value
+
+
+def test_an_evaluation_that_fails_unforeseen_asks_nothing_of_other_processes(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a sharded base model they wait in the middle of a pass, and would never answer."""
+    world, before = Talkative(), []
+
+    def broken(*_: Any, **__: Any) -> None:
+        before.append(world.exchanges)
+        raise ZeroDivisionError("nobody foresaw this")
+
+    monkeypatch.setattr("marble_rl.trainer.evaluate", broken)
+    config = load_config(config_file, ["trainer.eval_every=1"])
+    with pytest.raises(ZeroDivisionError):
+        Trainer(config, tmp_path / "run", world=world).train()
+    assert before == [world.exchanges]
 
 
 def test_full_disk_during_a_checkpoint(tiny_sd3: Path, tmp_path: Path) -> None:

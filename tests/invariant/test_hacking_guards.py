@@ -87,6 +87,20 @@ def test_a_watched_reward_stops_the_run_or_warns(tiny_sd3: Path, tmp_path: Path)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
 
 
+def test_a_watched_reward_is_logged_once_a_rollout(tiny_sd3: Path, tmp_path: Path) -> None:
+    held = {"name": "dark", "type": "rewards_for_tests:darkness", "held_out": True, "watch": {"window": 2}}
+    rollout = {**base_config(tiny_sd3)["rollout"], "updates": 2}
+    train(
+        config(tmp_path / "c.yaml", tiny_sd3, entry(), held, rollout=rollout),
+        tmp_path / "run",
+        "--set",
+        "trainer.steps=4",
+    )
+    for key in ("watch/dark", "guard/watch/dark"):
+        assert [line["step"] for line in metrics(tmp_path / "run") if key in line] == [1, 3]
+    assert marble("report", tmp_path / "run").code == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

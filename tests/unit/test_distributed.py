@@ -184,9 +184,9 @@ def test_gradients_counts_and_sums_are_added_up_in_one_exchange(columns: int) ->
 def test_zeros_are_skipped_only_where_nobody_waits() -> None:
     """In lockstep a process makes the passes of columns that are zero for its own samples."""
     passes = []
-    for skip in (True, False):
+    for lockstep in (False, True):
         w = torch.ones(2, requires_grad=True)
-        accumulator = GradientAccumulator(2, [w], "passes", skip_zeros=skip)
+        accumulator = GradientAccumulator(2, [w], "passes", lockstep=lockstep)
         made: list[int] = []
         slope = torch.ones(3, 2) @ w
         slope.register_hook(lambda grad, made=made: made.append(1))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from marble_rl import checkpoint as checkpoint_module
 from marble_rl.checkpoint import (
     Checkpoint,
     DamagedCheckpoint,
@@ -18,6 +21,7 @@ from marble_rl.checkpoint import (
     load_checkpoint,
     load_newest,
     save_checkpoint,
+    version_of,
 )
 from marble_rl.config.reference import config_reference
 from marble_rl.config.schema import LoraConfig, OldPolicyConfig, OptimizerConfig, RolloutConfig
@@ -157,6 +161,47 @@ def test_leftovers_of_a_crash_are_ignored_and_removed(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["step-8"]
 
 
+class Killed(BaseException):
+    """Nothing in the package catches it."""
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_checkpoint_is_never_lost_while_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    """Killed before the first rename, between the two, and before anything is deleted."""
+    save_checkpoint(tmp_path, checkpoint(3), keep=2)
+    rename, sync_folder, done = Path.rename, checkpoint_module.sync_folder, []
+
+    def rename_or_die(path: Path, target: Path) -> Path:
+        if len(done) == renames:
+            raise Killed
+        done.append(target)
+        return rename(path, target)
+
+    def sync_or_die(folder: Path) -> None:
+        if len(done) == 2:
+            raise Killed
+        sync_folder(folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", rename_or_die)
+        patched.setattr(checkpoint_module, "sync_folder", sync_or_die)
+        with pytest.raises(Killed):
+            save_checkpoint(tmp_path, replace(checkpoint(3), state={"x": "new"}), keep=2)
+
+    found = load_newest(tmp_path, pytest.fail)
+    assert found is not None
+    assert (found.step, found.state) == (3, {"x": "new"} if renames == 2 else {"x": [0.1]})
+    assert checkpoint_steps(tmp_path) == [3]
+    assert version_of(tmp_path) == found.made_by == load_checkpoint(tmp_path / "step-3").made_by
+    save_checkpoint(tmp_path, checkpoint(4), keep=2)
+    assert checkpoint_steps(tmp_path) == [3, 4]
+    save_checkpoint(tmp_path, checkpoint(3), keep=2)
+    save_checkpoint(tmp_path, checkpoint(5), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-5"]
+
+
 def test_no_pickle_is_ever_read(tmp_path: Path) -> None:
     """A file that would run code when unpickled is only ever a damaged checkpoint."""
     import pickle
@@ -206,6 +251,17 @@ def test_a_refused_write_leaves_the_old_file(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert target.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [(errno.ENOSPC, "Free some space"), (errno.EDQUOT, "Free some space"), (errno.EACCES, "Mend that")],
+)
+def test_a_refused_write_names_what_helps(number: int, fix: str) -> None:
+    reason = os.strerror(number)
+    with pytest.raises(StorageFailed) as failed, storage_errors("the file", "draw again"):
+        raise OSError(number, reason, "/somewhere")
+    assert str(failed.value) == f"cannot write the file: {reason}. {fix} and draw again"
 
 
 def test_seeds_depend_on_every_part_and_on_nothing_else() -> None:

@@ -53,17 +53,24 @@ def test_parameters_and_weights_are_those_of_the_loaded_model(family: str, tmp_p
     assert empty.latent_shape(32, 32) == model.latent_shape(32, 32)
 
 
-@pytest.mark.parametrize(("dtype", "checkpointing"), [("float32", False), ("bfloat16", True)])
-def test_passes_take_what_they_really_take(tiny_sd3: Path, tmp_path: Path, dtype: str, checkpointing: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "checkpointing", "kl_weight"), [("float32", False, 0.1), ("float32", False, 0.0), ("bfloat16", True, 0.1)]
+)
+def test_passes_take_what_they_really_take(
+    tiny_sd3: Path, tmp_path: Path, dtype: str, checkpointing: bool, kl_weight: float
+) -> None:
     """Against a count of what the trainer's own code allocates, tensor by tensor."""
     settings = (f"model.dtype={dtype}", f"model.gradient_checkpointing={str(checkpointing).lower()}")
-    config = run_config(tiny_sd3, tmp_path / "c.yaml", *settings, "trainer.micro_batch=4", "loss.kl_weight=0.1")
+    config = run_config(
+        tiny_sd3, tmp_path / "c.yaml", *settings, "trainer.micro_batch=4", f"loss.kl_weight={kl_weight}"
+    )
     found = estimate_run(config, CPU)
     model: Any = load_model(config.model.path, CPU, 16, memory=memory_settings(config.model, CPU))
     policy = LoraPolicy(model.transformer, config.lora, model.lora_targets, seed=0)
     assert found.parameters["adapter"] == policy.flat.numel()
     assert found.gradient_buffer == 2 * (3 + 2) * policy.flat.numel() * 4
-    policy.load_tensors("old", {name: tensor + 0.1 for name, tensor in policy.tensors("old").items()})
+    if kl_weight:  # otherwise on-policy as well: nothing but the rewards' own gradients
+        policy.load_tensors("old", {name: tensor + 0.1 for name, tensor in policy.tensors("old").items()})
     prompts = load_prompts(config.prompts.train, "prompts.train").draw(0, 0, 4)
     with Allocations() as sampled:
         rollout = roll_out(model, policy, PromptCache(model), prompts, config.rollout, seed=0, index=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from marble_rl import GradientAccumulator, RewardGradients, fuse, reward_gradients
+from marble_rl.distributed import World
 from marble_rl.gradients import fused as fused_module
 from marble_rl.gradients.accumulate import FusedMismatch
 from marble_rl.models import load_model
@@ -207,6 +209,61 @@ def test_samples_in_the_wrong_dimension_are_noticed() -> None:
     checked = GradientAccumulator(5, params, verify=True)
     checked.add(y[:, 0], y[:, 1], columns(5))
     assert checked.finish().by_passes == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_rounding_may_do_depends_on_the_numbers(net: Net, dtype: torch.dtype) -> None:
+    """A tenth of a gradient, as between two passes through many layers; samples mixed up are never let through."""
+    fuse(net)
+    noise = torch.Generator().manual_seed(0)
+    y = net(seeded(N, 5, 6))
+    y.register_hook(lambda gradient: gradient * (1 + 0.15 * torch.randn(gradient.shape, generator=noise)))
+    accumulator = GradientAccumulator(5, list(net.parameters()), verify=True, computed_in=dtype)
+    with pytest.raises(FusedMismatch) if dtype == torch.float32 else nullcontext():
+        accumulator.add(y[:, 0], None, columns(5))
+    torch.manual_seed(0)
+    mixed = SamplesSecond()
+    fuse(mixed)
+    y = mixed(seeded(N, N, 6))
+    with pytest.raises(FusedMismatch):
+        GradientAccumulator(5, list(mixed.parameters()), verify=True, computed_in=dtype).add(y[:, 0], None, columns(5))
+
+
+def test_in_lockstep_a_mismatch_waits_for_the_exchange() -> None:
+    """A process that left in the middle of its passes would leave the others waiting in theirs."""
+    torch.manual_seed(0)
+    model = SamplesSecond()
+    fuse(model)
+    accumulator = GradientAccumulator(5, list(model.parameters()), verify=True, lockstep=True)
+    for seed in (0, 1):
+        y = model(seeded(N, N, 6, seed=seed))
+        accumulator.add(y[:, 0], y[:, 1], columns(5))
+    with pytest.raises(FusedMismatch, match=r"params\[2\]"):
+        accumulator.sum_over(World(), torch.zeros(1))
+
+
+class Shared(nn.Module):
+    """A vector that belongs to no sample goes through a layer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector = nn.Linear(6, 8)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(torch.tanh(self.vector(torch.ones(6)) * x.mean(1).sum(1, keepdim=True)))
+        return y
+
+
+def test_a_layer_of_a_single_vector_is_done_by_passes() -> None:
+    torch.manual_seed(0)
+    model = Shared()
+    x = seeded(N, 5, 6)
+    expected = gradients(model, x, columns(5), "passes")
+    fuse(model)
+    found = gradients(model, x, columns(5), "fused")
+    assert found.by_passes == (0, 1)
+    assert_same(found, expected)
 
 
 def test_without_fuse_all_is_done_by_passes(net: Net) -> None:

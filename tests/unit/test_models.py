@@ -7,7 +7,9 @@ import importlib
 import itertools
 import math
 import re
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +23,10 @@ from marble_rl.inputs import check_inputs
 from marble_rl.models import FAMILIES, check_model_path, check_model_settings, load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
+from marble_rl.models.pipeline import to_uint8
 from marble_rl.models.sd3 import SD3Conditioning, SD3Model
 from marble_rl.prompts import load_prompts
-from marble_rl.rollout.rollout import roll_out
+from marble_rl.rollout.rollout import roll_out, sample
 from marble_rl.rollout.solvers import solve_ode
 from marble_rl.seeding import generator
 from marble_rl.types import Rollout
@@ -243,12 +246,12 @@ def test_euler_converges_at_first_order() -> None:
     assert errors[1] / errors[2] == pytest.approx(2.0, rel=0.1)
 
 
-def make_rollout(model: SD3Model, policy: LoraPolicy, solver: str = "dpm2") -> Rollout:
+def make_rollout(model: SD3Model, policy: LoraPolicy, solver: str = "dpm2", **options: Any) -> Rollout:
     from marble_rl.config.schema import PromptSourceConfig
 
     prompts = load_prompts([PromptSourceConfig(name="a", texts=["a cup", "a hat", "a kite"])], "prompts")
     config = RolloutConfig(groups=3, group_size=2, steps=4, solver=solver)
-    return roll_out(model, policy, PromptCache(model), prompts.draw(0, 0, 3), config, seed=0, index=0)
+    return roll_out(model, policy, PromptCache(model), prompts.draw(0, 0, 3), config, seed=0, index=0, **options)
 
 
 def test_training_sees_exactly_the_timesteps_that_were_sampled_with(
@@ -391,6 +394,45 @@ def test_on_policy_the_old_prediction_is_not_computed(
     assert (saved.gradients.g - computed.gradients.g).norm() < 1e-5 * computed.gradients.g.norm()
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("kl_weight", "every"), [(0.0, 1), (0.3, 2)])
+def test_a_pass_is_forgotten_before_the_next_one_begins(
+    model: SD3Model,
+    policy: LoraPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+    kl_weight: float,
+    every: int,
+    checkpointing: bool,
+) -> None:
+    """Also where nothing but the slopes is differentiated, so that no pass is known to be the last."""
+    if checkpointing:
+        model.transformer.enable_gradient_checkpointing()
+    policy.blend("old", "default", 0.0)
+    rollout = make_rollout(model, policy)
+    config = LossConfig(kl_weight=kl_weight, regularize_every=every)
+    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    kept: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.detach()  # which lives as long as the graph
+        kept.append(weakref.ref(copy))
+        return copy
+
+    velocity = model.velocity
+
+    def watched(*inputs: Any) -> torch.Tensor:
+        alive.append(sum(reference() is not None for reference in kept))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            return velocity(*inputs)
+
+    monkeypatch.setattr(model, "velocity", watched)
+    columns = torch.randn(6, 3, generator=torch.Generator().manual_seed(3))
+    policy_gradients(model, policy, batch, columns, config, per_column=True, micro_batch=2)
+    assert len(kept) > len(alive) > 2
+    assert set(alive) == {0}
+
+
 def test_prompts_are_encoded_once_and_the_oldest_forgotten(model: SD3Model, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[str] = []
     encode = model.encode
@@ -432,5 +474,41 @@ def test_text_encoders_visit_the_device_only_to_encode(model: SD3Model, monkeypa
 
 def test_diverged_latents_are_an_error(model: SD3Model, policy: LoraPolicy) -> None:
     policy.load_tensors("old", {n: torch.full_like(t, float("nan")) for n, t in policy.tensors("old").items()})
-    with pytest.raises(NonFinite, match="not finite"):
+    with pytest.raises(NonFinite, match="latents that are not finite"):
         make_rollout(model, policy)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_pixels_that_are_no_numbers_are_an_error(value: float) -> None:
+    pixels = torch.zeros(2, 3, 4, 4)
+    assert to_uint8(pixels).unique().tolist() == [128]
+    pixels[1, 2, 3, 0] = value
+    with pytest.raises(NonFinite, match=r"model\.vae_dtype: float32"):
+        to_uint8(pixels)
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_an_autoencoder_that_overflows_stops_the_rollout(
+    model: SD3Model, policy: LoraPolicy, monkeypatch: pytest.MonkeyPatch, lockstep: bool
+) -> None:
+    """In lockstep after the passes that the other processes wait for; no reward sees such images."""
+    passes, seen = [], []
+    velocity, decode = model.velocity, model.pipeline.vae.decode
+    monkeypatch.setattr(model, "velocity", lambda *inputs: (passes.append(1), velocity(*inputs))[1])
+    overflows = iter([1.0, math.inf, 1.0])
+    monkeypatch.setattr(model.pipeline.vae, "decode", lambda *a, **k: (decode(*a, **k)[0] * next(overflows),))
+    with pytest.raises(NonFinite, match=r"pixels that are not finite.*model\.vae_dtype: float32"):
+        make_rollout(model, policy, lockstep=lockstep, on_group=seen.append)
+    assert len(seen) == 1
+    assert len(passes) == 4 * (3 if lockstep else 2)
+
+
+def test_samples_that_are_not_checked_say_so_by_their_latents(model: SD3Model, policy: LoraPolicy) -> None:
+    with torch.no_grad():
+        model.pipeline.vae.decoder.conv_out.bias.fill_(math.nan)
+    drawn = torch.randn(2, 4, 8, 8), model.encode(["a cup", "a hat"]), model.sigmas(2, (4, 8, 8)), "euler"
+    latents, images = sample(model, *drawn, check=False)
+    assert latents.isnan().all()
+    assert images.shape == (2, 16, 16, 3)
+    with pytest.raises(NonFinite, match=r"model\.vae_dtype"):
+        sample(model, *drawn)

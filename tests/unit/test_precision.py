@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from marble_rl.errors import InputError, OutOfMemory, RewardFailed
 from marble_rl.experience import ExperienceSource
 from marble_rl.gradients.policy import PolicyGradients, policy_gradients, training_batch
 from marble_rl.inputs import check_inputs
+from marble_rl.micro_batch import MicroBatch
 from marble_rl.models import check_quantization, load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
@@ -148,6 +151,32 @@ def test_the_scale_grows_back_and_is_saved() -> None:
         assert LossScale(dtype).value == 1.0
 
 
+def test_a_run_that_is_continued_in_float16_begins_with_the_first_scale(config_file: Path, tmp_path: Path) -> None:
+    steps = "trainer.steps={}".format
+    train(config_file, tmp_path / "run", *SMALL, "--set", steps(1))
+    train(config_file, tmp_path / "run", *SMALL, "--set", steps(2), "--set", "model.dtype=float16", "--resume")
+    line = metrics(tmp_path / "run")[1]
+    assert line["guard/loss_scale"] * 2 ** line["guard/overflows"] == LossScale.FIRST
+
+    scale = LossScale(torch.float16)
+    scale.load_state_dict({"value": 1.0, "clean": 77})  # as older versions saved it for other numbers
+    assert scale.state_dict() == {"value": LossScale.FIRST, "clean": 0}
+    assert LossScale(torch.bfloat16).state_dict() == {}
+
+
+def test_gradients_that_no_scale_makes_finite_leave_it_as_it_was() -> None:
+    scale, tried = LossScale(torch.float16), []
+    scale.load_state_dict({"value": 8.0, "clean": 150})
+
+    def never_finite(scale: float) -> Any:
+        tried.append(scale)
+        return SimpleNamespace(is_finite=False, losses_are_finite=True)
+
+    assert not scale.applied(never_finite).is_finite
+    assert tried == [8.0, 4.0, 2.0, 1.0]
+    assert scale.state_dict() == {"value": 8.0, "clean": 150}
+
+
 # Losses or gradients that are not finite
 
 
@@ -168,22 +197,25 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 SKIP = ("--set", "optimizer.non_finite=skip", *SMALL)
 
 
+@pytest.mark.parametrize("balance", ["{type: marble, refresh_every: 3}", "{type: min_variance}"])
 def test_a_skipped_update_changes_nothing_and_resumes(
-    config_file: Path, tmp_path: Path, poisoned: set[int], monkeypatch: pytest.MonkeyPatch
+    config_file: Path, tmp_path: Path, poisoned: set[int], monkeypatch: pytest.MonkeyPatch, balance: str
 ) -> None:
-    """The run is, bit for bit, one to which the bad rollout never happened: no step, moment, EMA, old policy."""
+    """The run is, bit for bit, one to which the bad rollout never happened: no step, moment, EMA, old policy,
+    coefficient."""
     poisoned.add(1)
-    train(config_file, tmp_path / "skipping", *SKIP)
+    skip = (*SKIP, "--set", "rollout.group_size=4", "--set", f"balance={balance}")  # advantages of two are +-1
+    train(config_file, tmp_path / "skipping", *skip)
     lines = metrics(tmp_path / "skipping")
     assert [line["guard/skipped"] for line in lines] == [0, 0, 1, 0, 0, 0, 0, 0]
-    train(config_file, tmp_path / "resumed", *SKIP, "--set", "trainer.steps=3")  # in the rollout after the skip
-    train(config_file, tmp_path / "resumed", *SKIP, "--resume")
+    train(config_file, tmp_path / "resumed", *skip, "--set", "trainer.steps=3")  # in the rollout after the skip
+    train(config_file, tmp_path / "resumed", *skip, "--resume")
     assert lora_bytes(tmp_path / "resumed") == lora_bytes(tmp_path / "skipping")
 
     poisoned.clear()
     gather = ExperienceSource.gather
     monkeypatch.setattr(ExperienceSource, "gather", lambda self, i, *rest: gather(self, i + (i >= 1), *rest))
-    train(config_file, tmp_path / "without", *SKIP)
+    train(config_file, tmp_path / "without", *skip)
     assert lora_bytes(tmp_path / "skipping") == lora_bytes(tmp_path / "without")
     for part in ("adapters", "optimizer"):
         one, other = (
@@ -194,6 +226,25 @@ def test_a_skipped_update_changes_nothing_and_resumes(
         assert all(torch.equal(one[name], other[name]) for name in one)
         assert part != "adapters" or any(one[name].any() for name in one if "lora_B" in name), "nothing was trained"
     assert [{**line, "guard/skipped": 0} for line in lines] == metrics(tmp_path / "without")
+
+
+def test_a_skipped_rollout_is_gone_before_the_next_is_drawn(
+    config_file: Path, tmp_path: Path, poisoned: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned.update({1, 2, 3})
+    gather = ExperienceSource.gather
+    drawn: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    def watched(self: ExperienceSource, *arguments: Any) -> Any:
+        alive.append(sum(rollout() is not None for rollout in drawn))
+        experience = gather(self, *arguments)
+        drawn.append(weakref.ref(experience.rollout))
+        return experience
+
+    monkeypatch.setattr(ExperienceSource, "gather", watched)
+    train(config_file, tmp_path / "run", *SKIP, "--set", "trainer.steps=4")
+    assert alive == [0] * 5
 
 
 def test_by_default_it_stops(config_file: Path, tmp_path: Path, poisoned: set[int]) -> None:
@@ -312,6 +363,19 @@ def test_the_micro_batch_finds_what_fits(config_file: Path, tmp_path: Path, monk
     train(config_file, tmp_path / "auto", "--resume", "--set", "trainer.steps=3", *auto)
     assert max(sizes) == 2
     assert lora_bytes(tmp_path / "auto") == lora_bytes(tmp_path / "told")
+
+
+def test_an_automatic_micro_batch_does_not_begin_with_a_size_that_was_set() -> None:
+    def sized(setting: Any) -> MicroBatch:
+        return MicroBatch(setting, 16, lambda message: None)
+
+    auto = sized("auto")
+    auto.load_state_dict(sized(1).state_dict())
+    assert auto.size == 16
+    auto.size = 4
+    again = sized("auto")
+    again.load_state_dict(auto.state_dict())
+    assert again.size == 4
 
 
 def test_an_automatic_micro_batch_must_not_change_the_update(config_file: Path) -> None:

@@ -161,7 +161,7 @@ class _Affine(torch.autograd.Function):
 
 class FusedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
-        if not _trains(self):
+        if not _trains(self) or input.ndim < 2:  # a vector has no samples to tell apart
             return super().forward(input)
         output: Tensor = _Linear.apply(input, self.weight, self.bias)
         return output

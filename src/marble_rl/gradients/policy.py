@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from marble_rl.config.schema import LossConfig
 from marble_rl.distributed import World
 from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGradients
 from marble_rl.gradients.metric import Metric
-from marble_rl.losses.nft import nft_loss, reference_divergence
+from marble_rl.losses.nft import AffineLoss, nft_loss, reference_divergence
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
 from marble_rl.precision import unscaled
@@ -160,53 +161,75 @@ def policy_gradients(
     assert per_column or columns.shape[1] == 1, "a single backward pass takes a single advantage"
     world = world or World()
     accumulator = GradientAccumulator(
-        columns.shape[1] if per_column else 0, policy.parameters, method, verify, skip_zeros=not world.lockstep
+        columns.shape[1] if per_column else 0, policy.parameters, method, verify, world.lockstep, model.dtype
     )
     on_policy = policy.equal(OLD, TRAINED)
     every = config.regularize_every
     turn = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
-    totals = torch.zeros(2 + columns.shape[1], dtype=torch.float64)
-    device = batch.x0.device
-    for piece, rows, level in batch.pieces(micro_batch):
-        conditioning = batch.conditioning.rows(batch.groups[rows].to(device))
-        x0 = batch.x0[rows.to(device)]
-        advantages = columns[rows].to(device, torch.float32)
-        sigma = batch.sigmas[rows, level].to(device)
-        weight = sigma.reshape(-1, *[1] * (x0.ndim - 1))
-        x_t = (1 - weight) * x0 + weight * batch.noise(rows, level).to(device)
-        regularize = piece % every == turn
 
-        # The trained policy comes last: selecting another adapter after its forward pass loses gradients.
-        v_ref = v_old = None
-        if regularize and config.kl_weight > 0:
-            with policy.acting_as("base"):
-                v_ref = model.velocity(x_t, sigma, conditioning)
-        if not on_policy:
-            with policy.acting_as(OLD):
-                v_old = model.velocity(x_t, sigma, conditioning)
-        v_theta = model.velocity(x_t, sigma, conditioning)
-        if scale != 1.0:
-            v_theta.register_hook(lambda gradient: gradient * scale)
-        if v_old is None:
-            v_old = v_theta.detach()
-
-        loss = nft_loss(v_theta, v_old, x0, x_t, sigma, beta=config.beta, adv_clip=config.adv_clip)
-        kl = None if v_ref is None else every * reference_divergence(v_theta, v_ref)
+    def add(loss: AffineLoss, kl: Tensor | None, rows: Tensor, regularize: bool) -> Tensor:
+        """Differentiate a piece; [2 + J] sums of base, KL and A_j * slope over its rows."""
+        advantages = columns[rows].to(batch.x0.device, torch.float32)
+        kl = None if kl is None else every * kl
         if per_column:
             base = every * loss.base if regularize and not on_policy else None
             accumulator.add(loss.slope, _sum(base, kl, config.kl_weight), advantages, batch.halves[rows])
         else:
             loss_here = loss.base + advantages[:, 0] * loss.slope
             accumulator.add(None, _sum(loss_here, kl, config.kl_weight), None)
-
         parts = torch.cat([loss.base[:, None], advantages * loss.slope[:, None]], dim=1).detach().sum(0)
-        totals[[0, *range(2, len(totals))]] += parts.to("cpu", torch.float64)
-        totals[1] += 0.0 if kl is None else float(kl.detach().sum())
+        sums = parts.to("cpu", torch.float64)
+        kl_sum = sums.new_zeros(1) if kl is None else kl.detach().sum()[None].to(sums)
+        return torch.cat([sums[:1], kl_sum, sums[1:]])
+
+    losses = partial(_losses, model, policy, batch, config=config, on_policy=on_policy, scale=scale)
+    totals = torch.zeros(2 + columns.shape[1], dtype=torch.float64)
+    for piece, rows, level in batch.pieces(micro_batch):
+        regularize = piece % every == turn
+        # No name here may hold the losses: the next piece's forward pass would find their graph still in memory.
+        totals += add(*losses(rows, level, regularize), rows, regularize)
         on_rows(len(rows))
     totals = accumulator.sum_over(world, totals)
     means = totals / batch.total_rows
     gradients = unscaled(accumulator.finish(metric and metric.of_scaled(scale)), scale)
     return PolicyGradients(gradients, base=float(means[0]), kl=float(means[1]), slopes=means[2:])
+
+
+def _losses(
+    model: DiffusionModel,
+    policy: LoraPolicy,
+    batch: TrainingBatch,
+    rows: Tensor,
+    level: int,
+    regularize: bool,
+    *,
+    config: LossConfig,
+    on_policy: bool,
+    scale: float,
+) -> tuple[AffineLoss, Tensor | None]:
+    """NFT's loss of the samples ``rows`` at their ``level``-th noise level, and where it is due their KL [B]."""
+    device = batch.x0.device
+    conditioning = batch.conditioning.rows(batch.groups[rows].to(device))
+    x0 = batch.x0[rows.to(device)]
+    sigma = batch.sigmas[rows, level].to(device)
+    weight = sigma.reshape(-1, *[1] * (x0.ndim - 1))
+    x_t = (1 - weight) * x0 + weight * batch.noise(rows, level).to(device)
+
+    # The trained policy comes last: selecting another adapter after its forward pass loses gradients.
+    v_ref = v_old = None
+    if regularize and config.kl_weight > 0:
+        with policy.acting_as("base"):
+            v_ref = model.velocity(x_t, sigma, conditioning)
+    if not on_policy:
+        with policy.acting_as(OLD):
+            v_old = model.velocity(x_t, sigma, conditioning)
+    v_theta = model.velocity(x_t, sigma, conditioning)
+    if scale != 1.0:
+        v_theta.register_hook(lambda gradient: gradient * scale)
+    if v_old is None:
+        v_old = v_theta.detach()
+    loss = nft_loss(v_theta, v_old, x0, x_t, sigma, beta=config.beta, adv_clip=config.adv_clip)
+    return loss, None if v_ref is None else reference_divergence(v_theta, v_ref)
 
 
 def _sum(loss: Tensor | None, kl: Tensor | None, kl_weight: float) -> Tensor | None:

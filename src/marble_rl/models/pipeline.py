@@ -13,7 +13,7 @@ from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from peft import get_peft_model_state_dict
 from torch import Tensor
 
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, NonFinite
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.quantization import quantization
 from marble_rl.precision import PLAIN, MemorySettings
@@ -196,8 +196,34 @@ def decoded(vae: Any, latents: Tensor) -> Tensor:
     return pixels.float()
 
 
+UNDECODED = (
+    "decoding gave pixels that are not finite. Half precision overflows in many autoencoders: set model.vae_dtype: "
+    "float32. If it is that already, the weights have diverged: lower optimizer.lr"
+)
+
+
+class NonFinitePixels(NonFinite):
+    """Of an autoencoder. ``images``: in the right shape, for those who must go on before they stop."""
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__(UNDECODED)
+        self.images = images
+
+
 def to_uint8(pixels: Tensor) -> Tensor:
     """Pixels [B, 3, ...] in [-1, 1] as an autoencoder gives them: [B, ..., 3] in 0..255, on the CPU."""
+    if not all_finite(pixels):
+        # As numbers between 0 and 255 they would be scored like any others.
+        raise NonFinitePixels(_rounded(torch.zeros_like(pixels)))
+    return _rounded(pixels)
+
+
+def all_finite(pixels: Tensor) -> bool:
+    """Told by the extremes: `isfinite` of every pixel would need copies of them all."""
+    return bool(torch.stack(pixels.aminmax()).isfinite().all())
+
+
+def _rounded(pixels: Tensor) -> Tensor:
     unit = (pixels / 2 + 0.5).clamp(0, 1)
     return (unit * 255).round().to(torch.uint8).movedim(1, -1).contiguous().cpu()
 

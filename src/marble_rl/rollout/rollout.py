@@ -11,6 +11,7 @@ from marble_rl.config.schema import RolloutConfig
 from marble_rl.errors import NonFinite
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import OLD, LoraPolicy
+from marble_rl.models.pipeline import UNDECODED, NonFinitePixels
 from marble_rl.rollout.solvers import Solver, solve_ode
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Conditioning, Group, Rollout
@@ -35,13 +36,13 @@ def roll_out(
 
     ``drawn``: all groups of the rollout, where ``groups`` are but this process's share of them. ``on_group`` gets each
     group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they are there. ``lockstep``:
-    where latents are not finite, sample the other groups before saying so (distributed.py).
+    where latents or pixels are not finite, sample the other groups before saying so (distributed.py).
     """
     shape = model.latent_shape(config.height, config.width, config.frames)
     sigmas = model.sigmas(config.steps, shape)
     conditioning = prompts.encode([group.prompt.text for group in groups])
     latents, images = [], []
-    finite = True
+    failure: NonFinite | None = None
     with policy.acting_as(OLD):
         for place, group in enumerate(groups):
             noise = normal_rows(
@@ -49,22 +50,23 @@ def roll_out(
             )
             row = conditioning.rows(slice(place, place + 1))
             parts = [
-                sample(model, part, row.repeat(len(part)), sigmas, config.solver, check=not lockstep)
+                _draw(model, part, row.repeat(len(part)), sigmas, config.solver)
                 for part in noise.split(config.images_at_once)
             ]
-            latents.append(torch.cat([x0 for x0, _ in parts]))
-            images.append(torch.cat([pixels for _, pixels in parts]))
-            finite = finite and bool(torch.isfinite(latents[-1]).all())
-            if finite:
+            latents.append(torch.cat([x0 for x0, _, _ in parts]))
+            images.append(torch.cat([pixels for _, pixels, _ in parts]))
+            failure = failure or next((failed for _, _, failed in parts if failed), None)
+            if failure is None:
                 on_group(images[-1])
-    if not finite:
-        raise NonFinite(DIVERGED)
+            elif not lockstep:
+                break
+    if failure is not None:
+        raise failure
     return Rollout(
         groups, drawn or groups, config.group_size, torch.cat(latents), torch.cat(images), conditioning, sigmas
     )
 
 
-@torch.no_grad()
 def sample(
     model: DiffusionModel,
     noise: Tensor,
@@ -74,8 +76,23 @@ def sample(
     check: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Clean latents [B, ...] and uint8 images [B, H, W, 3] or videos of whichever adapter is active. ``check`` raises
-    where a latent is not finite."""
+    where a latent or pixel is not finite; without it, latents that are not finite are the sign of either."""
+    x0, images, failure = _draw(model, noise, conditioning, sigmas, solver)
+    if failure is None:
+        return x0, images
+    if check:
+        raise failure
+    return torch.full_like(x0, torch.nan), images
+
+
+@torch.no_grad()
+def _draw(
+    model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver
+) -> tuple[Tensor, Tensor, NonFinite | None]:
+    """Latents, images, and what makes them useless."""
     x0 = solve_ode(lambda x, sigma: model.velocity(x, sigma, conditioning), noise.to(model.device), sigmas, solver)
-    if check and not torch.isfinite(x0).all():
-        raise NonFinite(DIVERGED)
-    return x0, model.decode(x0)
+    failure = None if torch.isfinite(x0).all() else NonFinite(DIVERGED)
+    try:
+        return x0, model.decode(x0), failure
+    except NonFinitePixels as undecoded:
+        return x0, undecoded.images, failure or NonFinite(UNDECODED)
