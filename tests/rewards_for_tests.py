@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 import time
 from typing import Any
 
@@ -40,6 +42,12 @@ class After:
             return scores
         if self.what == "raise":
             raise RuntimeError("the reward model fell over")
+        if self.what == "exit":
+            sys.exit(1)
+        if self.what == "cancel":
+            raise asyncio.CancelledError("cancelled")
+        if self.what == "interrupt":
+            raise KeyboardInterrupt
         if self.what == "nan":
             return [*scores[:-1], float("nan")]
         if self.what == "short":
@@ -58,6 +66,32 @@ def two_arguments(images: list[np.ndarray], prompts: list[str]) -> list[float]:
 
 def three_arguments(images: list[np.ndarray], prompts: list[str], metadata: list[dict[str, Any]]) -> list[float]:
     return [float(row.get("bonus", 0)) for row in metadata]
+
+
+def images_only(images: list[np.ndarray]) -> list[float]:
+    return steady(images, [])
+
+
+def prompts_by_name_only(images: list[np.ndarray], *, prompts: list[str]) -> list[float]:
+    return steady(images, prompts)
+
+
+def images_and_others(images: list[np.ndarray], **meta: Any) -> list[float]:
+    return steady(images, [])
+
+
+def anything(*batch: Any, **meta: Any) -> list[float]:
+    return steady(*batch)
+
+
+class NeedsTarget(RewardBase):
+    """Expects of every prompt what not every prompt has."""
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        return bool(prompt.metadata["target"])
+
+    def score(self, batch: RewardBatch) -> list[float]:
+        return [1.0] * len(batch.prompts)
 
 
 class NoMethods:

@@ -17,7 +17,7 @@ from marble_rl.rewards.cache import ScoreCache, content_key
 from marble_rl.rewards.calls import CalledReward
 from marble_rl.rewards.scoring import Scorer
 from marble_rl.types import Prompt, RewardTable
-from rewards_for_tests import After
+from rewards_for_tests import After, NeedsTarget
 
 
 def batch(count: int, seed: int = 0, frames: int | None = None) -> RewardBatch:
@@ -217,6 +217,61 @@ def test_a_call_that_takes_too_long_is_a_failure() -> None:
     with pytest.raises(RewardFailed, match=r"no answer within 0\.2 seconds"):
         (hangs := called(After("hang", calls=0), retries=0, timeout=0.2)).score(batch(1))
     assert hangs.counts.failures == 1
+
+
+def test_a_call_with_a_timeout_that_ends_its_thread_is_told_at_once() -> None:
+    began = time.perf_counter()
+    with pytest.raises(RewardFailed, match=r"failed after 1 attempt on .*: SystemExit: 1"):
+        called(After("exit", calls=0), retries=0, timeout=20).score(batch(1))
+    assert time.perf_counter() - began < 10
+
+
+@pytest.mark.parametrize("timeout", [None, 20.0])
+def test_an_interrupt_is_no_failure_to_be_tried_again(timeout: float | None) -> None:
+    reward = called(After("interrupt", calls=0), retries=3, timeout=timeout)
+    with pytest.raises(KeyboardInterrupt):
+        reward.score(batch(1))
+    assert reward.counts.calls == 1
+
+
+@pytest.mark.parametrize("row", [-1, 3, None])
+def test_an_error_about_a_row_that_is_not_there_still_names_its_reward(row: Any) -> None:
+    class Lost(RewardBase):
+        def score(self, batch: RewardBatch) -> Scores:
+            error = RuntimeError("lost")
+            error.row = row  # type: ignore[attr-defined]
+            raise error
+
+    with pytest.raises(RewardFailed, match=r"reward 'r' failed .* prompt 0 .*: RuntimeError: lost"):
+        called(Lost(), retries=0).score(batch(3))
+
+
+# Which prompts
+
+
+def test_a_rule_for_prompts_that_raises_is_bad_input_until_the_run_begins() -> None:
+    reward = called(NeedsTarget())
+    assert reward.applies_to(Prompt(0, "a sign", "s", {"target": "K7"}))
+    broken = r"reward 'r' failed to say whether it applies to prompt 4 \('a cup'\): KeyError: 'target'"
+    with pytest.raises(InputError, match=broken) as found:
+        reward.applies_to(Prompt(4, "a cup", "s"))
+    assert isinstance(found.value.__cause__, KeyError)
+    reward.load(torch.device("cpu"))
+    with pytest.raises(RewardFailed, match=broken):
+        reward.applies_to(Prompt(4, "a cup", "s"))
+
+
+def test_a_fault_that_a_reward_finds_in_a_prompt_is_told_with_its_name() -> None:
+    class Strict(Mean):
+        def applies_to(self, prompt: Prompt) -> bool:
+            raise InputError("target: found 7; give a text")
+
+    for loaded in (False, True):
+        reward = called(Strict())
+        if loaded:
+            reward.load(torch.device("cpu"))
+        with pytest.raises(InputError, match=r"^rewards \(r\): target: found 7; give a text$"):
+            reward.applies_to(Prompt(0, "a cup", "s"))
 
 
 # Lanes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from marble_rl.rewards.detection import (
     load_finder,
     overlap,
 )
-from marble_rl.rewards.embedder import ClipEmbedder
+from marble_rl.rewards.embedder import ClipEmbedder, image_processor, on_pillow
 from marble_rl.rewards.geneval import Detection, GenEval
 from marble_rl.rewards.registry import build_rewards
 from marble_rl.rewards.scoring import Scorer
@@ -302,6 +303,38 @@ def loaded(**params: Any) -> Any:
     rewards = build_rewards(configs)
     Scorer(configs, rewards).load(CPU)
     return rewards["objects"]
+
+
+def installed_transformers() -> Any:
+    """The module as code that imports it now gets it: its first use of a class may put another in its place."""
+    assert transformers.CLIPImageProcessor
+    return sys.modules["transformers"]
+
+
+def test_pictures_are_resized_by_pillow_whatever_else_is_installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a suffix the name belongs to torchvision's variant, which would change scores from machine to machine."""
+    monkeypatch.setattr(installed_transformers(), "CLIPImageProcessor", None)
+    embedder = ClipEmbedder(str(folder / "clip"), CPU)
+    assert type(embedder.image_processor) is transformers.CLIPImageProcessorPil
+    asked: list[dict[str, Any]] = []
+    plain = transformers.AutoImageProcessor.from_pretrained
+
+    def noted(path: str, **settings: Any) -> Any:
+        asked.append(settings)
+        return plain(path, **settings)
+
+    monkeypatch.setattr(transformers.AutoImageProcessor, "from_pretrained", noted)
+    finders = [load_finder(str(folder / kind), CPU) for kind in KINDS]
+    assert asked == [{"backend": "pil"}] * len(KINDS)
+    assert all(type(finder.processor).__name__.endswith("Pil") for finder in finders)
+
+
+def test_older_transformers_have_pillows_variant_under_the_plain_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed_transformers(), "CLIPImageProcessorPil", None)
+    assert image_processor() is transformers.CLIPImageProcessor
+    assert on_pillow() == {"use_fast": False}
 
 
 OBJECT_NAMES = (

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from marble_rl.mini.flaws import blurred, crooked, erased
 from marble_rl.mini.near_misses import OPPOSITE, near_miss
 from marble_rl.mini.render import PAINT, SIZE, render
 from marble_rl.mini.scenes import COLOURS, SHAPES, Item, Scene, draw_scene
+from marble_rl.prompts import read_prompt_file
 from marble_rl.rewards.base import Images, RewardBatch
 from marble_rl.rewards.geneval import Detection, GenEval, relations, share_met
 from marble_rl.rewards.registry import build_rewards
@@ -189,6 +191,44 @@ def test_prompts_without_objects_are_left_to_others() -> None:
     assert not reward.applies_to(Prompt(0, "a red star", "s"))
     assert not reward.applies_to(Prompt(0, 'says "K7"', "s", {"target": "K7"}))
     assert not reward.applies_to(Prompt(0, "x", "s", {"include": []}))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"include": [one("dog")]}, "asks for 'dog'"),
+        ({"include": [one("star"), one("star sign")]}, "asks for 'star sign'"),
+        ({"include": [one("Star", "red")]}, "asks for 'Star'"),
+        ({"include": [one("star")], "exclude": [one("dog")]}, "asks for 'dog'"),
+        ({"include": [one("star", "pink")]}, "asks for the color 'pink'"),
+        ({"include": [{**one("star"), "color": None}]}, "asks for the color None"),
+    ],
+)
+def test_what_the_mini_detector_cannot_see_is_refused_and_not_scored(metadata: dict[str, Any], says: str) -> None:
+    """Otherwise every picture would score 0, in silence."""
+    for path in ("mini", "marble_rl.mini.detector:MiniDetector"):
+        with pytest.raises(InputError, match=rf"the prompt 'a \?' \(source 's'\) {says}") as refused:
+            GenEval(detector=path).applies_to(Prompt(0, "a ?", "s", metadata))
+        assert "params: {detector: photo}" in str(refused.value)
+        assert "marble, block, cone, star" in str(refused.value)
+
+
+def test_a_detector_of_ones_own_need_not_say_what_it_knows() -> None:
+    assert GenEval(detector=f"{__name__}:SeesNothing").applies_to(Prompt(0, "x", "s", {"include": [one("unicorn")]}))
+
+
+class SeesNothing:
+    def load(self, device: torch.device) -> None:
+        return None
+
+    def detect(self, images: Images) -> list[list[Detection]]:
+        return [[] for _ in images]
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "configs" / "prompts").glob("mini-*.jsonl")))
+def test_the_mini_worlds_own_prompts_can_be_answered(file: Path) -> None:
+    prompts = read_prompt_file(file).prompts
+    assert any(GenEval().applies_to(prompt) for prompt in prompts) == ("composition" in file.name)
 
 
 spans = st.tuples(st.integers(0, 60), st.integers(1, 40)).map(lambda span: (span[0], span[0] + span[1]))

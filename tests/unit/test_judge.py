@@ -9,6 +9,8 @@ import json
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -412,10 +414,9 @@ def test_a_failure_names_its_picture_and_ends_the_rest_early(server: Server) -> 
     assert len(server.requests) < 10
 
 
-def scorer(server: Server, **params: Any) -> Scorer:
-    config = RewardConfig(
-        type="unifiedreward", name="eye", params={"url": server.url, "model": "eye", "backoff": 0.001, **params}
-    )
+def scorer(server: Server, timeout_of_entry: float | None = None, **params: Any) -> Scorer:
+    params = {"url": server.url, "model": "eye", "backoff": 0.001, **params}
+    config = RewardConfig(type="unifiedreward", name="eye", timeout=timeout_of_entry, params=params)
     return Scorer([config], build_rewards([config]))
 
 
@@ -428,6 +429,48 @@ def test_a_failure_stops_the_run_and_names_the_prompt(server: Server) -> None:
     prompts = [Prompt(7, "a cup", "s"), Prompt(8, "a cat", "s")]
     with pytest.raises(RewardFailed, match=r"reward 'eye' failed .* prompt 8 \('a cat'\): ChatError: http://127"):
         scorer(server).score(["eye"], torch.zeros(2, 8, 8, 3, dtype=torch.uint8), prompts, 2)
+
+
+def test_a_judge_that_hangs_keeps_no_program_alive(server: Server) -> None:
+    """A program that ends waits for threads that are no daemons, and for those of executors."""
+    server.replies = [lambda handler, body: server.closing.wait(300)]
+    program = f"""
+import sys, threading
+import numpy as np
+from marble_rl.rewards.base import RewardBatch
+from marble_rl.rewards.judge import UnifiedReward
+from marble_rl.types import Prompt
+
+batch = RewardBatch(np.zeros((4, 8, 8, 3), np.uint8), [Prompt(0, "a cup", "s")] * 4)
+judge = UnifiedReward({server.url!r}, model="eye", concurrency=2, timeout=300)
+threading.Thread(target=judge.score, args=(batch,), daemon=True).start()
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + 100
+            while len(server.requests) < 2 and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert len(server.requests) == 2
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+
+
+def test_nobody_asks_on_for_a_batch_that_was_given_up(server: Server) -> None:
+    def takes_its_time(handler: Handler, body: dict[str, Any]) -> None:
+        time.sleep(0.1)
+        handler.send(200, completion("Final Score: 3"))
+
+    server.replies = [takes_its_time]
+    images = torch.zeros(60, 8, 8, 3, dtype=torch.uint8)
+    with pytest.raises(RewardFailed, match="TimeoutError: "):
+        scorer(server, timeout_of_entry=0.5, concurrency=2).score(["eye"], images, batch(60).prompts, 60)
+    time.sleep(0.3)  # for those under way
+    asked = len(server.requests)
+    time.sleep(0.5)
+    assert len(server.requests) == asked < 30
 
 
 def test_loading_asks_each_server(start: Callable[[], Server]) -> None:

@@ -48,7 +48,7 @@ def test_geneval_metadata(tmp_path: Path) -> None:
     file.write_text("\n".join(map(json.dumps, rows)))
     prompts = read_prompt_file(file).prompts
     assert [{**p.metadata, "prompt": p.text} for p in prompts] == rows
-    assert all(GenEval().applies_to(p) for p in prompts)
+    assert all(GenEval(detector="photo").applies_to(p) for p in prompts)
 
 
 def test_text_to_write_in_a_plain_list(tmp_path: Path) -> None:

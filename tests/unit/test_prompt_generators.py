@@ -139,7 +139,7 @@ def test_the_geneval_reward_checks_generated_prompts() -> None:
         "below": (50, 90, 60, 99),
     }
     for prompt in made(type="geneval", count=300, tasks=EVERY_TASK):
-        assert GenEval().applies_to(prompt)
+        assert GenEval(detector="photo").applies_to(prompt)
         assert wanted_text(prompt) is None
         shown = []
         for entry in prompt.metadata["include"]:
@@ -232,11 +232,24 @@ def test_a_run_evaluates_on_the_held_out_part() -> None:
     overrides = [
         "model.path=mini",
         f"prompts={{train: [{generate}], heldout: [{generate}]}}",
-        "rewards=[{name: geneval, type: geneval}]",
+        "rewards=[{name: geneval, type: geneval, params: {detector: photo}}]",
     ]
     inputs = check_inputs(load_config(CONFIG, overrides))
     assert [len(inputs.train.prompts), len(inputs.heldout.prompts)] == [90, 90]
     assert not asked_for(inputs.train.prompts) & asked_for(inputs.heldout.prompts)
+
+
+def test_objects_that_the_detector_cannot_see_are_refused_before_a_model_is_loaded() -> None:
+    overrides = [
+        "model.path=mini",
+        "prompts={train: [{name: made, generate: {type: geneval, count: 90}}]}",
+        "rewards=[{name: objects, type: geneval}]",
+    ]
+    first = made(type="geneval", count=1)[0]
+    with pytest.raises(InputError) as refused:
+        check_inputs(load_config(CONFIG, overrides))
+    for part in ("rewards (objects)", repr(first.text), repr(first.metadata["include"][0]["class"]), "detector: photo"):
+        assert part in str(refused.value)
 
 
 def test_a_fifth_is_held_out() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from marble_rl.config.schema import RewardConfig
-from marble_rl.errors import RewardFailed
+from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.base import RewardBatch
 from marble_rl.rewards.registry import build_rewards
 from marble_rl.rewards.scoring import Scorer
@@ -75,6 +75,23 @@ def test_functions_take_what_they_name(function: str) -> None:
     assert list(scores) == ([0.5, 0.0] if function == "three_arguments" else [1.0, 0.0])
 
 
+@pytest.mark.parametrize("function", ["images_only", "prompts_by_name_only", "images_and_others"])
+def test_a_function_without_room_for_images_and_prompts_is_refused(function: str) -> None:
+    found = rf"rewards\.0 \(r\)\.type: the function rewards_for_tests:{function} takes \(images.*\) -> "
+    with pytest.raises(InputError, match=found) as refused:
+        build_rewards([RewardConfig(type=f"rewards_for_tests:{function}", name="r")])
+    assert "(images, prompts, ...)" in str(refused.value)
+
+
+def test_a_function_that_takes_anything_will_do() -> None:
+    assert score("rewards_for_tests:anything", [plain(255, 0, 0)], bonus=1) == [1.0]
+
+
+def test_a_function_that_does_not_say_what_it_takes_is_refused() -> None:
+    with pytest.raises(InputError, match=r"\(r\)\.type: .*builtins:max"):
+        build_rewards([RewardConfig(type="builtins:max", name="r")])
+
+
 class Recorder:
     """Notes what it was asked to score."""
 
@@ -110,7 +127,7 @@ def test_only_applicable_samples_are_scored_in_batches_of_neighbours() -> None:
     assert table.mean("r") == pytest.approx(7 / 3)
 
 
-@pytest.mark.parametrize("what", ["raise", "nan", "short"])
+@pytest.mark.parametrize("what", ["raise", "nan", "short", "exit", "cancel"])
 def test_a_bad_score_names_reward_and_sample_and_is_never_zero(what: str) -> None:
     reward = After(what, calls=1)
     scorer = Scorer([RewardConfig(type="x:y", name="odd", retries=2)], {"odd": reward})
@@ -118,6 +135,32 @@ def test_a_bad_score_names_reward_and_sample_and_is_never_zero(what: str) -> Non
     with pytest.raises(RewardFailed, match=r"reward 'odd' failed after 3 attempts on an image of prompt [23]"):
         scorer.score(["odd"], torch.zeros(4, 4, 4, 3, dtype=torch.uint8), prompts, batch_size=2)
     assert reward.calls == -3
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_what_would_end_a_thread_is_told_as_the_rewards_failure(timeout: float | None) -> None:
+    """Rows scored before it are no excuse for those after it."""
+    for what, says in (("exit", "SystemExit: 1"), ("cancel", "CancelledError: cancelled"), ("interrupt", "Keyboard")):
+        config = RewardConfig(type="x:y", name="odd", retries=0, timeout=timeout)
+        scorer = Scorer([config], {"odd": After(what, calls=1)})
+        prompts = [Prompt(i, f"prompt {i}", "s") for i in range(6)]
+        with pytest.raises(RewardFailed, match=rf"reward 'odd' failed.*{says}"):
+            scorer.score(["odd"], torch.zeros(6, 4, 4, 3, dtype=torch.uint8), prompts, batch_size=2)
+
+
+def test_what_was_given_up_has_no_scores() -> None:
+    scorer = Scorer([RewardConfig(type="x:y", name="r")], {"r": Recorder()})
+    with scorer.in_background(["r"], [Prompt(0, "yes", "s"), Prompt(1, "no", "s")]) as scoring:
+        scoring.close()
+        scoring.add(torch.zeros(2, 4, 4, 3, dtype=torch.uint8))
+        with pytest.raises(RewardFailed, match=r"reward 'r' left 1 image without a score, the first of prompt 0"):
+            scoring.finish()
+
+
+def test_a_process_with_nothing_to_do_has_an_empty_table() -> None:
+    scorer = Scorer([RewardConfig(type="x:y", name="r")], {"r": Recorder()})
+    with scorer.in_background(["r"], []) as scoring:
+        assert scoring.finish().values.shape == (0, 1)
 
 
 class Slow(Recorder):

@@ -18,12 +18,13 @@ from PIL import Image
 from transformers import CLIPModel
 
 from marble_rl.config.schema import RewardConfig
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, RewardFailed
 from marble_rl.mini import WEIGHTS
 from marble_rl.mini.render import render
 from marble_rl.mini.scenes import Item, Scene
-from marble_rl.rewards.base import RewardBatch, Traits, traits_of
-from marble_rl.rewards.frames import chosen_frames
+from marble_rl.rewards.base import RewardBase, RewardBatch, Traits, traits_of
+from marble_rl.rewards.calls import CalledReward
+from marble_rl.rewards.frames import Frames, chosen_frames
 from marble_rl.rewards.motion import BLOCK, FASTEST, REACH, STILL_FIRST, STRIDE, search
 from marble_rl.rewards.registry import build_rewards
 from marble_rl.types import Prompt
@@ -133,6 +134,28 @@ def test_a_bad_score_cannot_hide_among_the_other_frames(what: str, message: str,
     inner = {"type": "rewards_for_tests:After", "params": {"what": what, "calls": 0}}
     with pytest.raises(ValueError, match=message):
         scores(built("frames", reward=inner, reduce=reduce), reds(0.1, 0.2, 0.3), reds(0.4, 0.5, 0.6))
+
+
+@pytest.mark.parametrize("frame", range(12))
+@pytest.mark.parametrize("most", [None, 2, 5])
+def test_a_bad_frame_is_told_as_its_video(frame: int, most: int | None) -> None:
+    """The frame with no red at all is the one without a number."""
+
+    class Unsure(RewardBase):
+        traits = Traits(batch_size=most)
+
+        def score(self, batch: RewardBatch) -> list[float]:
+            return [1.0 if image.any() else math.nan for image in batch.images]
+
+    reward = Frames({"type": "brightness"})
+    reward.reward = Unsure()
+    reward.load(torch.device("cpu"))
+    videos = np.ones((4, 3, 2, 2, 3), dtype=np.uint8)
+    videos.reshape(12, -1)[frame] = 0
+    batch = RewardBatch(videos, [Prompt(i, f"video {i}", "s") for i in range(4)])
+    called = CalledReward(RewardConfig(type="x:y", name="r", retries=1, backoff=0.0), reward)
+    with pytest.raises(RewardFailed, match=rf"prompt {frame // 3} \('video {frame // 3}'\): BadScore: returned nan"):
+        called.score(batch)
 
 
 def test_a_frame_out_of_range_is_an_error_whatever_the_mean() -> None:

@@ -5,7 +5,9 @@ It is strict. A blurred, crooked or half-drawn object is like no outline well en
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
+from marble_rl.errors import InputError
 from marble_rl.mini.render import PAINT, SIZE, outline
 from marble_rl.mini.scenes import SHAPES
 from marble_rl.rewards.base import Images
@@ -29,6 +32,10 @@ LIKENESS = {"marble": 0.78, "block": 0.78, "cone": 0.72, "star": 0.58}
 """Least intersection over union with a shape's outline; a small star is mostly edge."""
 PROPORTIONS = (0.7, 1.4)
 SIDE = 32
+ADVICE = (
+    f"It finds only {', '.join(SHAPES)} in {', '.join(PAINT)}; for photographs give the reward "
+    "`params: {detector: photo}`, or name other `rewards` for this source"
+)
 
 
 class MiniDetector:
@@ -39,6 +46,17 @@ class MiniDetector:
 
     def detect(self, images: Images) -> list[list[Detection]]:
         return [_objects(image) for image in images]
+
+    def check_findable(self, metadata: Mapping[str, Any]) -> None:
+        """It sees the mini world's shapes in its paints, and nothing else."""
+        for entry in (*metadata["include"], *metadata.get("exclude", ())):
+            name = entry["class"]
+            if name not in SHAPES:
+                raise InputError(f"asks for {name!r}, which the detector `mini` does not know. {ADVICE}")
+            if "color" in entry and entry["color"] not in PAINT:
+                raise InputError(
+                    f"asks for the color {entry['color']!r}, which the detector `mini` does not know. {ADVICE}"
+                )
 
 
 def _objects(image: npt.NDArray[np.uint8]) -> list[Detection]:

@@ -7,6 +7,7 @@ that waits for other machines, with as many threads as batches may be under way.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
+from marble_rl.errors import RewardFailed
 from marble_rl.rewards.base import Images, RewardBatch
 from marble_rl.rewards.calls import CalledReward
 from marble_rl.types import Prompt, RewardTable
@@ -27,7 +29,9 @@ class BackgroundScoring:
         self._rewards = rewards
         self._prompts = prompts
         names = tuple(reward.name for reward in rewards)
-        self._table = RewardTable(names, torch.zeros(applicable.shape, dtype=torch.float64), applicable)
+        # NaN until it is scored, so that nothing passes for a score of 0.
+        values = torch.zeros(applicable.shape, dtype=torch.float64).masked_fill(applicable, math.nan)
+        self._table = RewardTable(names, values, applicable)
         self._rows = 0
         self._closed = False
         self._error: Exception | None = None
@@ -51,6 +55,7 @@ class BackgroundScoring:
             lane.finish()
         self._raise_error()
         assert self._rows == len(self._prompts), f"{self._rows} images were given for {len(self._prompts)} prompts"
+        self._check_complete()
         return self._table
 
     def close(self) -> None:
@@ -63,24 +68,44 @@ class BackgroundScoring:
         if self._error is not None:
             raise self._error
 
+    def _check_complete(self) -> None:
+        for name, column in zip(self._table.names, self._table.values.unbind(1), strict=True):
+            missing = column.isnan().nonzero().flatten().tolist()
+            if missing:
+                images = "1 image" if len(missing) == 1 else f"{len(missing)} images"
+                prompt = self._prompts[missing[0]]
+                raise RewardFailed(
+                    f"reward {name!r} left {images} without a score, the first of prompt {prompt.index} "
+                    f"({prompt.text!r})"
+                )
+
     def _score(self, column: int, rows: range, pixels: Images) -> None:
         """In a lane's thread. No two calls write to the same cells of the table."""
         if self._closed or self._error is not None:
             return
+        try:
+            self._fill(column, rows, pixels)
+        except BaseException as error:  # raised in the caller's thread; here it would end the lane, and nobody see it
+            self._error = self._error or _failure(self._rewards[column].name, error)
+
+    def _fill(self, column: int, rows: range, pixels: Images) -> None:
         chosen = [row for row in rows if self._table.applicable[row, column]]
         if not chosen:
             return
         images = pixels if len(chosen) == len(rows) else pixels[[row - rows.start for row in chosen]]
-        try:
-            scores = self._rewards[column].score(RewardBatch(images, [self._prompts[row] for row in chosen]))
-        except Exception as error:  # raised in the caller's thread
-            self._error = self._error or error
-            return
+        scores = self._rewards[column].score(RewardBatch(images, [self._prompts[row] for row in chosen]))
         for row, score in zip(chosen, scores, strict=True):
-            if score is None:
-                self._table.applicable[row, column] = False
-            else:
-                self._table.values[row, column] = score
+            self._table.values[row, column] = 0.0 if score is None else score
+            self._table.applicable[row, column] = score is not None
+
+
+def _failure(name: str, error: BaseException) -> Exception:
+    """What is no Exception would end the caller's thread as well, as if the program were done."""
+    if isinstance(error, Exception):
+        return error
+    failure = RewardFailed(f"reward {name!r} failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _lane(reward: CalledReward) -> str:
@@ -91,10 +116,10 @@ class Lane:
     """Threads that work off a queue. Daemons: a reward that hangs must not keep a program alive that was told to stop
     (a ThreadPoolExecutor's threads would)."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, name: str = "rewards") -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._work, args=(torch.get_num_threads(),), name="rewards", daemon=True)
+            threading.Thread(target=self._work, args=(torch.get_num_threads(),), name=name, daemon=True)
             for _ in range(threads)
         ]
         for thread in self._threads:

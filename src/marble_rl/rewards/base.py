@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -74,6 +77,25 @@ class Reward(Protocol):
 
     def score(self, batch: RewardBatch) -> Scores:
         """One finite score per image, or None."""
+
+
+_give_up_at: ContextVar[float | None] = ContextVar("give_up_at", default=None)
+
+
+@contextmanager
+def giving_up_after(seconds: float) -> Iterator[None]:
+    """Around a call for whose answer nobody waits longer, in the thread that makes it."""
+    token = _give_up_at.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _give_up_at.reset(token)
+
+
+def seconds_left() -> float | None:
+    """How long this thread's call is still waited for, at least 0; None: until it answers."""
+    end = _give_up_at.get()
+    return None if end is None else max(end - time.monotonic(), 0.0)
 
 
 def traits_of(reward: Reward) -> Traits:

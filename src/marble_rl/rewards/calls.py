@@ -18,7 +18,7 @@ import torch
 from marble_rl.config.schema import RewardConfig
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.models import pick_device
-from marble_rl.rewards.base import Media, Reward, RewardBatch, Scores, Traits, traits_of
+from marble_rl.rewards.base import Media, Reward, RewardBatch, Scores, Traits, giving_up_after, traits_of
 from marble_rl.rewards.cache import ScoreCache, content_key
 from marble_rl.types import Prompt
 
@@ -58,6 +58,7 @@ class CalledReward:
         self.reward = reward
         self.device = torch.device("cpu")
         """Where it was loaded."""
+        self._loaded = False
         self._counts = Counts()
         self._lock = threading.Lock()
         wants_cache = self.traits.deterministic if config.cache is None else config.cache
@@ -83,13 +84,28 @@ class CalledReward:
 
     def applies_to(self, prompt: Prompt) -> bool:
         """The prompt file decides first, then the reward itself."""
-        return (prompt.rewards is None or self.name in prompt.rewards) and bool(self.reward.applies_to(prompt))
+        return (prompt.rewards is None or self.name in prompt.rewards) and self.suits(prompt)
+
+    def suits(self, prompt: Prompt) -> bool:
+        """The reward's own opinion. Where it has none, that is bad input until it is loaded, then a failure."""
+        try:
+            return bool(self.reward.applies_to(prompt))
+        except InputError as error:
+            raise InputError(f"rewards ({self.name}): {error}") from error
+        except (RewardFailed, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise (RewardFailed if self._loaded else InputError)(
+                f"reward {self.name!r} failed to say whether it applies to prompt {prompt.index} ({prompt.text!r}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def load(self, device: torch.device) -> None:
         """Load its weights where its config, the reward itself or the caller wants them."""
         wanted = self.config.device or self.traits.device
         self.device = device if wanted is None else pick_device(wanted, f"rewards ({self.name}).device")
         self.reward.load(self.device)
+        self._loaded = True
 
     def check_device(self) -> None:
         """Whether the device that the config asks for is there."""
@@ -141,19 +157,23 @@ class CalledReward:
         return scores
 
     def _attempts(self, batch: RewardBatch) -> Scores:
-        failures: list[Exception] = []
+        failures: list[BaseException] = []
         for number in range(self.retries + 1):
             if number:
                 time.sleep(min(self.config.backoff * 2 ** (number - 1), LONGEST_PAUSE))
                 self._count(retries=1)
             try:
                 return self._attempt(batch)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a reward that calls sys.exit, or panics in Rust, has failed like others
                 failures.append(error)
         raise RewardFailed(self._explained(failures, batch)) from failures[-1]
 
-    def _explained(self, failures: Sequence[Exception], batch: RewardBatch) -> str:
-        prompt = batch.prompts[getattr(failures[-1], "row", 0)]
+    def _explained(self, failures: Sequence[BaseException], batch: RewardBatch) -> str:
+        row = getattr(failures[-1], "row", 0)
+        known = isinstance(row, int) and 0 <= row < len(batch.prompts)  # somebody's exception may have another `row`
+        prompt = batch.prompts[row if known else 0]
         attempts = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
         reasons = [f"{type(error).__name__}: {error}" for error in failures]
         different = [
@@ -220,12 +240,13 @@ def _with_timeout(call: Callable[[], T], seconds: float | None) -> T:
     """Run in a thread of its own where a timeout is set; a call that hangs is left behind, not waited for."""
     if seconds is None:
         return call()
-    outcome: list[tuple[T | None, Exception | None]] = []
+    outcome: list[tuple[T | None, BaseException | None]] = []
 
     def target() -> None:
         try:
-            outcome.append((call(), None))
-        except Exception as error:  # handed to the caller's thread below
+            with giving_up_after(seconds):
+                outcome.append((call(), None))
+        except BaseException as error:  # handed to the caller's thread below
             outcome.append((None, error))
 
     thread = threading.Thread(target=target, daemon=True)

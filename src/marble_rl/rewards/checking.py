@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +31,15 @@ SAMPLE_PROMPTS = (
         "sample",
         {"tag": "colors", "include": [{"class": "apple", "count": 1, "color": "red"}]},
     ),
-    Prompt(2, "a red ball on a green meadow", "sample"),
+    Prompt(
+        2, "a red marble", "sample", {"tag": "colors", "include": [{"class": "marble", "count": 1, "color": "red"}]}
+    ),
+    Prompt(3, "a red ball on a green meadow", "sample"),
 )
 """Tried in this order where the config has no prompt that a reward applies to."""
 BATCH = 4
 FRAMES = 8
+HOST = "host"
 
 
 class ChecksFailed(MarbleError):
@@ -65,20 +70,31 @@ class Check:
 
 def check_reward(reward: CalledReward, device: torch.device, prompts: Sequence[Prompt], image: Images | None) -> Check:
     """Load the reward and score a few pictures with it. Nothing that it does raises."""
-    before = _occupied(device)
+    before = _occupied()  # everywhere: where the reward will be is known once it is loaded
     try:
         reward.load(device)
-        prompt = next((p for p in (*prompts, *SAMPLE_PROMPTS) if reward.applies_to(p)), None)
+        prompt = next((p for p in prompts if reward.applies_to(p)), None) or _fitting_sample(reward)
         if prompt is None:
             return Check(reward.name, error="applies to none of the prompts; give one with --prompt")
         return _scored(reward, prompt, image, before)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a reward may call sys.exit
         return Check(
             reward.name, error=str(error) if isinstance(error, MarbleError) else f"{type(error).__name__}: {error}"
         )
 
 
-def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: int) -> Check:
+def _fitting_sample(reward: CalledReward) -> Prompt | None:
+    """The first of our own prompts that the reward applies to; some ask for what its world does not have."""
+    for prompt in SAMPLE_PROMPTS:
+        with suppress(InputError):
+            if reward.applies_to(prompt):
+                return prompt
+    return None
+
+
+def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: Mapping[str, int]) -> Check:
     pictures = _variations(sample_picture(prompt) if image is None else image)
     if reward.traits.media == "video":
         pictures = _moving(pictures)
@@ -86,6 +102,7 @@ def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: 
     first, _ = _timed(reward, batch)
     second, seconds = _timed(reward, batch)
     alone = [reward.score_fresh(RewardBatch(pictures[i : i + 1], [prompt]))[0] for i in range(len(pictures))]
+    place = _place(reward.device)
     deterministic = first == second
     broken = reward.traits.deterministic and not deterministic
     return Check(
@@ -93,7 +110,7 @@ def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: 
         prompt.text,
         first[0],
         1000 * seconds / len(pictures),
-        max(_occupied(reward.device) - before, 0),
+        max(_occupied()[place] - before[place], 0),
         True,  # what is not finite has been refused
         deterministic,
         max((abs(a - b) for a, b in zip(first, alone, strict=True) if a is not None and b is not None), default=None),
@@ -107,8 +124,16 @@ def _timed(reward: CalledReward, batch: RewardBatch) -> tuple[Scores, float]:
     return scores, time.perf_counter() - began
 
 
-def _occupied(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident()
+def _occupied() -> dict[str, int]:
+    """Bytes by place: what this process holds in memory, and what torch holds on each card."""
+    cards = {f"cuda:{card}": torch.cuda.memory_allocated(card) for card in range(torch.cuda.device_count())}
+    return {HOST: resident(), **cards}
+
+
+def _place(device: torch.device) -> str:
+    if device.type != "cuda":
+        return HOST
+    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
 
 
 def read_picture(path: Path) -> Images:

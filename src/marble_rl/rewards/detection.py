@@ -22,7 +22,7 @@ from marble_rl import hub
 from marble_rl.config import suggestion
 from marble_rl.errors import InputError
 from marble_rl.rewards.base import Images
-from marble_rl.rewards.embedder import ClipEmbedder
+from marble_rl.rewards.embedder import ClipEmbedder, on_pillow
 from marble_rl.rewards.geneval import Detection, Mask, standing_for
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
@@ -230,7 +230,7 @@ def load_finder(path: str, device: torch.device, side: int | None = None) -> Seg
         segments = AutoConfig.from_pretrained(source).model_type == "mask2former"
         kind = AutoModelForUniversalSegmentation if segments else AutoModelForObjectDetection
         model = kind.from_pretrained(source, dtype=torch.float32)
-        processor = AutoImageProcessor.from_pretrained(source)
+        processor = AutoImageProcessor.from_pretrained(source, **on_pillow())
     model = model.to(device).eval().requires_grad_(False)
     # RT-DETR was trained on squares. Mask2Former was not, whatever its published processors say.
     square = not segments and bool(processor.size.get("height"))

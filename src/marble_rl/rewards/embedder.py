@@ -20,6 +20,25 @@ LEGACY_END = 2
 """Older configs have this as the number of the end token. transformers then takes the highest number for it."""
 
 
+def image_processor() -> Any:
+    """CLIP's, in the variant on Pillow.
+
+    Where torchvision is installed, the plain name is a variant on it. That one resizes a little differently, and scores
+    must not depend on what else is on a machine.
+    """
+    import transformers
+
+    # Older versions have the one on Pillow under the plain name.
+    return getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
+
+
+def on_pillow() -> dict[str, Any]:
+    """The same choice as an argument of `AutoImageProcessor.from_pretrained`; its name changed with the classes'."""
+    import transformers
+
+    return {"backend": "pil"} if getattr(transformers, "CLIPImageProcessorPil", None) else {"use_fast": False}
+
+
 def read_model(path: str, key: str) -> Any:
     """A `CLIPModel` in transformers' format, in float32."""
     from transformers import CLIPModel
@@ -53,7 +72,7 @@ class ClipEmbedder:
         key: str = "model",
         read: Callable[[str, str], Any] = read_model,
     ) -> None:
-        from transformers import AutoTokenizer, CLIPImageProcessor
+        from transformers import AutoTokenizer
 
         self.device = device
         source = processor or path
@@ -62,7 +81,7 @@ class ClipEmbedder:
         with hub.explained("processor" if processor else key, source, WANTED):
             local = str(Path(source).expanduser())
             self.tokenizer = AutoTokenizer.from_pretrained(local)
-            self.image_processor = CLIPImageProcessor.from_pretrained(local)
+            self.image_processor = image_processor().from_pretrained(local)
         self.model = read(path, key).to(device).eval().requires_grad_(False)
         self.side: int = self.model.config.vision_config.image_size
         self._check_processor(source)

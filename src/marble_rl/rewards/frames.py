@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +63,9 @@ class Frames(RewardBase):
         scores: list[float | None] = []
         for start in range(0, len(images), step):
             part = RewardBatch(images[start : start + step], prompts[start : start + step])
-            scores += checked(self.reward.score(part), part, self.traits.range)  # before a bad one hides behind others
+            with _told_by_video(start, len(chosen)):
+                # Checked before a bad one hides behind others.
+                scores += checked(self.reward.score(part), part, self.traits.range)
         return [self._reduced(scores[i : i + len(chosen)]) for i in range(0, len(scores), len(chosen))]
 
     def _reduced(self, scores: Sequence[float | None]) -> float | None:
@@ -75,6 +78,18 @@ class Frames(RewardBase):
         if self.reduce == "mean":
             return min(max(math.fsum(known) / len(known), low), high)  # rounding must not leave the reward's range
         return low if (self.reduce == "worst") == self.traits.higher_is_better else high
+
+
+@contextmanager
+def _told_by_video(start: int, frames: int) -> Iterator[None]:
+    """Errors inside name a row of the frames from ``start`` on. Whoever called knows videos, of ``frames`` each."""
+    try:
+        yield
+    except Exception as error:
+        row = getattr(error, "row", 0)
+        with suppress(AttributeError):  # if it cannot be set, the error itself is still worth more
+            error.row = (start + (row if isinstance(row, int) else 0)) // frames  # type: ignore[attr-defined]
+        raise
 
 
 def chosen_frames(frames: str | int, count: int) -> list[int]:

@@ -74,6 +74,15 @@ class Attentive(Protocol):
         """What `detect` found, in view of each prompt's metadata."""
 
 
+@runtime_checkable
+class Limited(Protocol):
+    """A detector that knows without its weights what it can find."""
+
+    def check_findable(self, metadata: Mapping[str, Any]) -> None:
+        """Raise InputError if the metadata names an object or a colour that can never be found; what it says follows
+        the words `the prompt ...`."""
+
+
 class GenEval(RewardBase):
     """Whether the objects, counts, colours and positions that the prompt asks for are all in the picture: 0 or 1.
 
@@ -90,10 +99,16 @@ class GenEval(RewardBase):
         self.strict = score == "strict"
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """To prompts that include something; metadata in another form than GenEval's is refused."""
+        """To prompts that include something. Metadata in another form than GenEval's is refused, and so is what the
+        detector can never find, if it says so: every picture would score 0."""
         if not prompt.metadata.get("include"):
             return False
         check_form(prompt)
+        if isinstance(self.detector, Limited):
+            try:
+                self.detector.check_findable(prompt.metadata)
+            except InputError as error:
+                raise InputError(f"the prompt {prompt.text!r} (source {prompt.source!r}) {error}") from None
         return True
 
     def load(self, device: torch.device) -> None:

@@ -13,7 +13,8 @@ import random
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +22,8 @@ from PIL import Image
 
 from marble_rl.errors import InputError
 from marble_rl.rewards import checks
-from marble_rl.rewards.base import Images, RewardBase, RewardBatch, Traits
+from marble_rl.rewards.background import Lane
+from marble_rl.rewards.base import Images, RewardBase, RewardBatch, Traits, seconds_left
 from marble_rl.rewards.chat import ChatClient, ChatError, with_retries
 from marble_rl.types import Prompt
 
@@ -90,19 +92,32 @@ class Judge(RewardBase):
 
     def score(self, batch: RewardBatch) -> Sequence[float]:
         stop = threading.Event()
-        pool = ThreadPoolExecutor(min(self.concurrency, len(batch.prompts)), thread_name_prefix="judge")
+        outcomes: SimpleQueue[tuple[int, float | BaseException]] = SimpleQueue()
+        lane = Lane(min(self.concurrency, len(batch.prompts)), "judge")
         try:
-            jobs = enumerate(zip(batch.images, batch.prompts, strict=True))
-            futures = [pool.submit(self._judge, row, image, prompt, stop) for row, (image, prompt) in jobs]
-            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in futures:
-                if future in finished and (error := future.exception()):
-                    raise error
-            return [future.result() for future in futures]
+            for row, (image, prompt) in enumerate(zip(batch.images, batch.prompts, strict=True)):
+                lane.put(partial(self._report, outcomes, row, image, prompt, stop))
+            return _gathered(outcomes, len(batch.prompts))
         finally:
             # After a failure nobody waits for the rest: what has not begun is dropped, pauses end.
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            lane.close()
+
+    def _report(
+        self,
+        outcomes: SimpleQueue[tuple[int, float | BaseException]],
+        row: int,
+        image: Images,
+        prompt: Prompt,
+        stop: threading.Event,
+    ) -> None:
+        """In a lane's thread: the score, or why there is none."""
+        if stop.is_set():
+            return
+        try:
+            outcomes.put((row, self._judge(row, image, prompt, stop)))
+        except BaseException as error:  # raised in the thread that waits for it
+            outcomes.put((row, error))
 
     def _judge(self, row: int, image: Images, prompt: Prompt, stop: threading.Event) -> float:
         content: list[dict[str, Any]] = [
@@ -225,6 +240,20 @@ class UnifiedReward(Judge):
     )
     default_pattern = r"Final Score:\s*([-+]?\d+(?:\.\d+)?)"
     default_scale = (1.0, 5.0)
+
+
+def _gathered(outcomes: SimpleQueue[tuple[int, float | BaseException]], count: int) -> list[float]:
+    """The scores in the order of their rows; the first error is raised as soon as it is known."""
+    scores = [math.nan] * count
+    for done in range(count):
+        try:
+            row, outcome = outcomes.get(timeout=seconds_left())
+        except Empty:
+            raise TimeoutError(f"{count - done} of {count} pictures were not judged in time") from None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        scores[row] = outcome
+    return scores
 
 
 def _model_names(listing: Any) -> list[str]:

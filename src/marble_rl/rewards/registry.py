@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from marble_rl.config import suggestion
@@ -64,10 +64,23 @@ def build_reward(config: RewardConfig, where: str) -> Reward:
             raise InputError(f"{where}.params: {error}") from error
     if not callable(target):
         raise InputError(f"{where}.type: {path} is neither a class nor a function")
-    # Images, prompts and metadata are ours to give; the rest are the config's params.
-    _, _, *others = inspect.signature(target).parameters.values()
-    _check_params([p for p in others if p.name != METADATA], config.params, where)
+    _check_params(_params_of_function(target, f"{where}.type: the function {path}"), config.params, where)
     return FunctionReward(target, **config.params)
+
+
+def _params_of_function(function: Callable[..., Any], what: str) -> list[inspect.Parameter]:
+    """Images, prompts and metadata are ours to give; the rest are the config's params."""
+    needed = "it must take (images, prompts, ...) by position, see docs/adding_a_reward.md"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} does not say what it takes ({error}); {needed}") from None
+    parameters = list(signature.parameters.values())
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]
+    if len(by_position) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise InputError(f"{what} takes {signature}; {needed}")
+    ours = {p.name for p in by_position} | {METADATA}
+    return [p for p in parameters if p.name not in ours and p.kind is not p.VAR_POSITIONAL]
 
 
 def _import(path: str, where: str) -> Any:

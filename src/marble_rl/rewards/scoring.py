@@ -72,7 +72,8 @@ class Scorer:
         """Score batch after batch of the prompts' images while the caller goes on. Rewards that are ``off`` have their
         columns in the table, but apply to nothing."""
         rewards = [self._rewards[name] for name in names]
-        applicable = torch.tensor([[r.name not in off and r.applies_to(prompt) for r in rewards] for prompt in prompts])
+        cells = [r.name not in off and r.applies_to(prompt) for prompt in prompts for r in rewards]
+        applicable = torch.tensor(cells, dtype=torch.bool).reshape(len(prompts), len(rewards))
         scoring = BackgroundScoring(rewards, prompts, applicable)
         try:
             yield scoring

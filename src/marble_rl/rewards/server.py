@@ -73,10 +73,7 @@ class ServedReward:
     def applies_to(self, prompts: Sequence[Prompt]) -> list[bool]:
         """The reward's own opinion: what prompts say of its name is the client's business."""
         with self._lock:
-            try:
-                return [bool(self.called.reward.applies_to(prompt)) for prompt in prompts]
-            except Exception as error:
-                raise RewardFailed(f"reward {self.called.name!r} failed: {type(error).__name__}: {error}") from error
+            return [self.called.suits(prompt) for prompt in prompts]
 
     def score(self, batch: RewardBatch) -> list[float | None]:
         with self._lock:
