@@ -34,8 +34,10 @@ class Interrupts:
 
     def pending(self) -> bool:
         """Whether the run was asked to stop. In a distributed run all processes ask this at the same point."""
-        self._received = self._agree(self._received or 0) or None
-        return self._received is not None
+        agreed = self._agree(self._received or 0)
+        if agreed:  # else a signal may have come while the others were asked, and is theirs to know the next time
+            self._received = agreed
+        return bool(agreed)
 
     def stop(self, message: str) -> NoReturn:
         """End the run with the exit code of the signal noted."""

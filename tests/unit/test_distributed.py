@@ -210,6 +210,16 @@ def test_a_signal_that_one_process_got_stops_all() -> None:
     assert in_threads(3, received) == [True, True, True]
 
 
+def test_a_signal_that_comes_while_the_others_are_asked_is_not_lost() -> None:
+    def asking(noted: int) -> int:
+        signal.raise_signal(signal.SIGTERM)
+        return noted
+
+    with Interrupts(lambda text: None, agree=asking, launched=True) as interrupts:
+        assert not interrupts.pending(), "the others do not know of it yet"
+        assert interrupts.pending()
+
+
 def test_a_launcher_may_hand_on_a_signal_twice() -> None:
     told: list[str] = []
     with Interrupts(told.append, launched=True) as interrupts:
