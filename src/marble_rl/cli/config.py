@@ -50,7 +50,7 @@ def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, l
     from marble_rl.estimate import describe, estimate_run
     from marble_rl.models import parse_device, pick_device
 
-    asked = None if on is None else parse_device(on, "--on")
+    asked = None if on in (None, "auto") else parse_device(on, "--on")
     try:
         device = asked or pick_device(run.model.device)
         found = estimate_run(run, device)

@@ -105,13 +105,14 @@ def _stale_others(jobs: Sequence[Job], results: dict[Path, JobResult]) -> dict[s
     """{name: reason} of results that are not in this plan and would not be comparable with it."""
     files = {job.result for job in jobs}
     # Every method, not only the first: a key that one sets is compared with the others.
-    planned = {job.method.name: _Made(job.method.name, job.method.overrides, identity(job.config)) for job in jobs}
+    methods = {job.method.name: job for job in jobs}
+    planned = [_Made(name, job.method.overrides, identity(job.config)) for name, job in methods.items()]
     stale = {}
     for file, result in results.items():
         if file not in files:
-            found = [change for now in planned.values() for change in _differences(_made(result), now)]
+            found = dict.fromkeys(change for now in planned for change in _differences(_made(result), now))
             if found:
-                stale[file.stem] = "; ".join(dict.fromkeys(found[:3]))
+                stale[file.stem] = "; ".join(list(found)[:3])
     return stale
 
 

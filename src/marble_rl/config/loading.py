@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from yaml.error import MarkedYAMLError
 
 from marble_rl.config.schema import (
+    Balance,
     DropoutBalance,
     FixedBalance,
     GdpoBalance,
@@ -185,7 +186,36 @@ def _with_absolute_files(source: PromptSourceConfig, folder: Path) -> PromptSour
 
 
 def _check_references(config: RunConfig) -> None:
-    """What one section says about another."""
+    """What one setting says about another."""
+    _check_rewards(config)
+    _check_balance(config.balance, config.trained_rewards)
+    names = [reward.name for reward in config.rewards]
+    for split in ("train", "heldout"):
+        for i, source in enumerate(getattr(config.prompts, split) or []):
+            for name in source.rewards or []:
+                require_name(name, names, f"prompts.{split}.{i}.rewards")
+
+    if config.trainer.micro_batch == "auto" and config.loss.regularize_every > 1:
+        raise InputError(
+            "trainer.micro_batch: auto, but loss.regularize_every: "
+            f"{config.loss.regularize_every} makes the update depend on the micro-batches; set one of them to a number "
+            "of its own: micro_batch: 8, or regularize_every: 1"
+        )
+
+    rollout = config.rollout
+    if rollout.group_size % rollout.images_at_once:
+        raise InputError(
+            f"rollout.batch_size: {rollout.batch_size} does not divide rollout.group_size={rollout.group_size}; "
+            f"use a divisor of {rollout.group_size}"
+        )
+    if rollout.groups % rollout.updates:
+        raise InputError(
+            f"rollout.updates: {rollout.updates} does not divide rollout.groups={rollout.groups}; "
+            f"use a divisor of {rollout.groups}"
+        )
+
+
+def _check_rewards(config: RunConfig) -> None:
     names = [reward.name for reward in config.rewards]
     for name in names:
         if names.count(name) > 1:
@@ -205,7 +235,8 @@ def _check_references(config: RunConfig) -> None:
         if len(config.rewards_off(step)) == len(trained):
             raise InputError(f"rewards: no reward's `schedule` covers step {step}; leave one on in every step")
 
-    balance = config.balance
+
+def _check_balance(balance: Balance, trained: Sequence[str]) -> None:
     if isinstance(balance, SingleBalance):
         require_name(balance.reward, trained, "balance.reward")
     elif isinstance(balance, SequentialBalance):
@@ -241,30 +272,6 @@ def _check_references(config: RunConfig) -> None:
             raise InputError("balance.weights: every weight is 0, so there is nothing to train; set one above 0")
     else:
         assert isinstance(balance, DropoutBalance | MinVarianceBalance)
-
-    for split in ("train", "heldout"):
-        for i, source in enumerate(getattr(config.prompts, split) or []):
-            for name in source.rewards or []:
-                require_name(name, names, f"prompts.{split}.{i}.rewards")
-
-    if config.trainer.micro_batch == "auto" and config.loss.regularize_every > 1:
-        raise InputError(
-            "trainer.micro_batch: auto, but loss.regularize_every: "
-            f"{config.loss.regularize_every} makes the update depend on the micro-batches; set one of them to a number "
-            "of its own: micro_batch: 8, or regularize_every: 1"
-        )
-
-    rollout = config.rollout
-    if rollout.group_size % rollout.images_at_once:
-        raise InputError(
-            f"rollout.batch_size: {rollout.batch_size} does not divide rollout.group_size={rollout.group_size}; "
-            f"use a divisor of {rollout.group_size}"
-        )
-    if rollout.groups % rollout.updates:
-        raise InputError(
-            f"rollout.updates: {rollout.updates} does not divide rollout.groups={rollout.groups}; "
-            f"use a divisor of {rollout.groups}"
-        )
 
 
 def _check_finite(value: Any, key: str) -> None:
