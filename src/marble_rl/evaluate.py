@@ -19,7 +19,7 @@ from marble_rl.errors import NonFinite, RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.prompts import PromptSet
 from marble_rl.rewards.scoring import Scorer
-from marble_rl.rollout.rollout import DIVERGED, sample
+from marble_rl.rollout.rollout import Drawn, draw
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Prompt, RewardTable
 
@@ -100,19 +100,23 @@ def evaluate(
     batches = [work[start : start + config.batch_size] for start in range(0, len(work), config.batch_size)]
     own = [batches[i] for i in world.share(len(batches))]
 
-    def draw(batch: list[tuple[Prompt, int]]) -> tuple[Tensor, Tensor]:
+    def draw_batch(batch: list[tuple[Prompt, int]]) -> Drawn:
         padded = batch + [batch[-1]] * (config.batch_size - len(batch))
         noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
         conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
-        return sample(model, noise, conditioning, sigmas, config.solver, check=not world.lockstep)
+        return draw(model, noise, conditioning, sigmas, config.solver)
 
     images: list[Tensor] = []
-    finite = True
+    failure: NonFinite | None = None
     with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
         for batch in own:
-            latents, pixels = draw(batch)
-            finite = finite and bool(torch.isfinite(latents).all())
-            shown = pixels[: len(batch)]
+            drawn = draw_batch(batch)
+            failure = failure or drawn.failure
+            if failure is not None:
+                if not world.lockstep:
+                    break
+                continue  # the others wait for the passes of this process
+            shown = drawn.images[: len(batch)]
             if pictures:
                 images.append(shown)
             # In lockstep a reward's failure waits for `finish`: nobody may leave the others alone.
@@ -120,9 +124,9 @@ def evaluate(
                 scoring.add(shown)
             on_images(len(batch))
         if world.lockstep and len(own) < len(batches) / world.size:
-            draw(batches[0])  # to keep step; the shares of others are one batch longer
-        if not finite:
-            raise NonFinite(DIVERGED)
+            draw_batch(batches[0])  # to keep step; the shares of others are one batch longer
+        if failure is not None:
+            raise failure
         scores = scoring.finish()
     tables = [part for part in world.gather(scores) if len(part.values)]  # some process may have had nothing to do
     table = RewardTable(

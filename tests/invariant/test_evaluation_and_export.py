@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from marble_rl import load_config
 from marble_rl.distributed import World
 from marble_rl.model_card import model_card
 from marble_rl.models import load_model
-from marble_rl.rollout.rollout import sample
+from marble_rl.rollout.rollout import Drawn, draw
 from runs import lora_bytes, marble, metrics, train, write_config
 
 PLAIN_DIFFUSERS = """
@@ -260,24 +261,24 @@ def test_evaluation_during_training_keeps_no_pictures(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seven prompts, one a batch: when all are scored, only the last batch is still there."""
-    drawn: list[weakref.ref[np.ndarray]] = []
+    pictures: list[weakref.ref[np.ndarray]] = []
     alive: list[int] = []
 
-    def watched(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        latents, pixels = sample(*arguments, **settings)
-        memory = pixels.numpy().copy()
-        drawn.append(weakref.ref(memory))
-        return latents, torch.from_numpy(memory)
+    def watched(*arguments: Any) -> Drawn:
+        drawn = draw(*arguments)
+        memory = drawn.images.numpy().copy()
+        pictures.append(weakref.ref(memory))
+        return replace(drawn, images=torch.from_numpy(memory))
 
     def gather(self: World, value: Any) -> list[Any]:
-        alive.append(sum(memory() is not None for memory in drawn))
+        alive.append(sum(memory() is not None for memory in pictures))
         return [value]
 
-    monkeypatch.setattr("marble_rl.evaluate.sample", watched)
+    monkeypatch.setattr("marble_rl.evaluate.draw", watched)
     monkeypatch.setattr(World, "gather", gather)
     one = ("--set", "trainer.steps=1", "--set", "trainer.eval_every=1", "--set", "evaluation.batch_size=1")
     train(config_file, tmp_path / "run", *one)
-    assert len(drawn) == 7
+    assert len(pictures) == 7
     assert max(alive) == 1
 
 

@@ -16,8 +16,17 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from marble_rl.config import load_config
-from marble_rl.config.schema import LoraConfig, LossConfig, RolloutConfig
+from marble_rl.config.schema import (
+    EvaluationConfig,
+    LoraConfig,
+    LossConfig,
+    PromptSourceConfig,
+    RewardConfig,
+    RolloutConfig,
+)
+from marble_rl.distributed import World
 from marble_rl.errors import InputError, NonFinite
+from marble_rl.evaluate import evaluate
 from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
 from marble_rl.inputs import check_inputs
 from marble_rl.models import FAMILIES, check_model_path, check_model_settings, load_model
@@ -25,8 +34,10 @@ from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
 from marble_rl.models.pipeline import to_uint8
 from marble_rl.models.sd3 import SD3Conditioning, SD3Model
-from marble_rl.prompts import load_prompts
-from marble_rl.rollout.rollout import roll_out, sample
+from marble_rl.prompts import PromptSet, load_prompts
+from marble_rl.rewards.brightness import Brightness
+from marble_rl.rewards.scoring import Scorer
+from marble_rl.rollout.rollout import draw, roll_out, sample
 from marble_rl.rollout.solvers import solve_ode
 from marble_rl.seeding import generator
 from marble_rl.types import Rollout
@@ -246,12 +257,14 @@ def test_euler_converges_at_first_order() -> None:
     assert errors[1] / errors[2] == pytest.approx(2.0, rel=0.1)
 
 
-def make_rollout(model: SD3Model, policy: LoraPolicy, solver: str = "dpm2", **options: Any) -> Rollout:
-    from marble_rl.config.schema import PromptSourceConfig
+def three_prompts() -> PromptSet:
+    return load_prompts([PromptSourceConfig(name="a", texts=["a cup", "a hat", "a kite"])], "prompts")
 
-    prompts = load_prompts([PromptSourceConfig(name="a", texts=["a cup", "a hat", "a kite"])], "prompts")
+
+def make_rollout(model: SD3Model, policy: LoraPolicy, solver: str = "dpm2", **options: Any) -> Rollout:
     config = RolloutConfig(groups=3, group_size=2, steps=4, solver=solver)
-    return roll_out(model, policy, PromptCache(model), prompts.draw(0, 0, 3), config, seed=0, index=0, **options)
+    groups = three_prompts().draw(0, 0, 3)
+    return roll_out(model, policy, PromptCache(model), groups, config, seed=0, index=0, **options)
 
 
 def test_training_sees_exactly_the_timesteps_that_were_sampled_with(
@@ -487,28 +500,51 @@ def test_pixels_that_are_no_numbers_are_an_error(value: float) -> None:
         to_uint8(pixels)
 
 
+def second_decode_overflows(model: SD3Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Three decodes; returns the list that every forward pass is noted in."""
+    passes: list[int] = []
+    velocity, decode = model.velocity, model.pipeline.vae.decode
+    monkeypatch.setattr(model, "velocity", lambda *inputs: (passes.append(1), velocity(*inputs))[1])
+    overflows = iter([1.0, math.inf, 1.0])
+    monkeypatch.setattr(model.pipeline.vae, "decode", lambda *a, **k: (decode(*a, **k)[0] * next(overflows),))
+    return passes
+
+
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_an_autoencoder_that_overflows_stops_the_rollout(
     model: SD3Model, policy: LoraPolicy, monkeypatch: pytest.MonkeyPatch, lockstep: bool
 ) -> None:
     """In lockstep after the passes that the other processes wait for; no reward sees such images."""
-    passes, seen = [], []
-    velocity, decode = model.velocity, model.pipeline.vae.decode
-    monkeypatch.setattr(model, "velocity", lambda *inputs: (passes.append(1), velocity(*inputs))[1])
-    overflows = iter([1.0, math.inf, 1.0])
-    monkeypatch.setattr(model.pipeline.vae, "decode", lambda *a, **k: (decode(*a, **k)[0] * next(overflows),))
+    passes, seen = second_decode_overflows(model, monkeypatch), []
     with pytest.raises(NonFinite, match=r"pixels that are not finite.*model\.vae_dtype: float32"):
         make_rollout(model, policy, lockstep=lockstep, on_group=seen.append)
     assert len(seen) == 1
     assert len(passes) == 4 * (3 if lockstep else 2)
 
 
-def test_samples_that_are_not_checked_say_so_by_their_latents(model: SD3Model, policy: LoraPolicy) -> None:
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_an_autoencoder_that_overflows_stops_the_evaluation(
+    model: SD3Model, monkeypatch: pytest.MonkeyPatch, lockstep: bool
+) -> None:
+    """As in a rollout: after the passes that others wait for, and told as what it is."""
+    passes, seen = second_decode_overflows(model, monkeypatch), []
+    monkeypatch.setattr(World, "lockstep", lockstep)
+    scorer = Scorer([RewardConfig(type="brightness", name="bright")], {"bright": Brightness()})
+    scorer.load(torch.device("cpu"))
+    settings = EvaluationConfig(steps=4, batch_size=1)
+    with pytest.raises(NonFinite, match=r"pixels that are not finite.*model\.vae_dtype: float32"):
+        evaluate(model, PromptCache(model), scorer, three_prompts(), settings, RolloutConfig(), on_images=seen.append)
+    assert seen == [1]
+    assert len(passes) == 4 * (3 if lockstep else 2)
+
+
+def test_drawing_hands_back_what_sampling_raises(model: SD3Model, policy: LoraPolicy) -> None:
     with torch.no_grad():
         model.pipeline.vae.decoder.conv_out.bias.fill_(math.nan)
-    drawn = torch.randn(2, 4, 8, 8), model.encode(["a cup", "a hat"]), model.sigmas(2, (4, 8, 8)), "euler"
-    latents, images = sample(model, *drawn, check=False)
-    assert latents.isnan().all()
-    assert images.shape == (2, 16, 16, 3)
+    inputs = torch.randn(2, 4, 8, 8), model.encode(["a cup", "a hat"]), model.sigmas(2, (4, 8, 8)), "euler"
+    drawn = draw(model, *inputs)
+    assert drawn.latents.isfinite().all()
+    assert drawn.images.shape == (2, 16, 16, 3)
+    assert "model.vae_dtype" in str(drawn.failure)
     with pytest.raises(NonFinite, match=r"model\.vae_dtype"):
-        sample(model, *drawn)
+        sample(model, *inputs)

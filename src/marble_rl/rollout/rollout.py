@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,12 +51,12 @@ def roll_out(
             )
             row = conditioning.rows(slice(place, place + 1))
             parts = [
-                _draw(model, part, row.repeat(len(part)), sigmas, config.solver)
+                draw(model, part, row.repeat(len(part)), sigmas, config.solver)
                 for part in noise.split(config.images_at_once)
             ]
-            latents.append(torch.cat([x0 for x0, _, _ in parts]))
-            images.append(torch.cat([pixels for _, pixels, _ in parts]))
-            failure = failure or next((failed for _, _, failed in parts if failed), None)
+            latents.append(torch.cat([part.latents for part in parts]))
+            images.append(torch.cat([part.images for part in parts]))
+            failure = failure or next((part.failure for part in parts if part.failure), None)
             if failure is None:
                 on_group(images[-1])
             elif not lockstep:
@@ -68,31 +69,33 @@ def roll_out(
 
 
 def sample(
-    model: DiffusionModel,
-    noise: Tensor,
-    conditioning: Conditioning,
-    sigmas: Tensor,
-    solver: Solver,
-    check: bool = True,
+    model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver
 ) -> tuple[Tensor, Tensor]:
-    """Clean latents [B, ...] and uint8 images [B, H, W, 3] or videos of whichever adapter is active. ``check`` raises
-    where a latent or pixel is not finite; without it, latents that are not finite are the sign of either."""
-    x0, images, failure = _draw(model, noise, conditioning, sigmas, solver)
-    if failure is None:
-        return x0, images
-    if check:
-        raise failure
-    return torch.full_like(x0, torch.nan), images
+    """Clean latents [B, ...] and uint8 images [B, H, W, 3] or videos of whichever adapter is active."""
+    drawn = draw(model, noise, conditioning, sigmas, solver)
+    if drawn.failure is not None:
+        raise drawn.failure
+    return drawn.latents, drawn.images
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What sampling gave, for callers that must not stop at once where it is useless (distributed.py)."""
+
+    latents: Tensor
+    """[B, ...]"""
+    images: Tensor
+    """[B, H, W, 3] uint8, videos [B, F, H, W, 3]"""
+    failure: NonFinite | None
+    """Where a latent or a pixel is not finite."""
 
 
 @torch.no_grad()
-def _draw(
-    model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver
-) -> tuple[Tensor, Tensor, NonFinite | None]:
-    """Latents, images, and what makes them useless."""
+def draw(model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver) -> Drawn:
+    """As ``sample``, but what failed is handed back."""
     x0 = solve_ode(lambda x, sigma: model.velocity(x, sigma, conditioning), noise.to(model.device), sigmas, solver)
     failure = None if torch.isfinite(x0).all() else NonFinite(DIVERGED)
     try:
-        return x0, model.decode(x0), failure
+        return Drawn(x0, model.decode(x0), failure)
     except NonFinitePixels as undecoded:
-        return x0, undecoded.images, failure or NonFinite(UNDECODED)
+        return Drawn(x0, undecoded.images, failure or NonFinite(UNDECODED))
