@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from marble_rl.config import schema
-from marble_rl.config.loading import sections_in
+from marble_rl.config.explaining import sections_in
 
 HEADER = """# Config reference
 

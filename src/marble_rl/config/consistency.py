@@ -1,0 +1,147 @@
+"""What one setting of a config says about another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from marble_rl.config.names import require_name
+from marble_rl.config.schema import (
+    Balance,
+    DropoutBalance,
+    FixedBalance,
+    GdpoBalance,
+    MarbleBalance,
+    MinVarianceBalance,
+    RewardConfig,
+    RunConfig,
+    SequentialBalance,
+    SingleBalance,
+    WeightedSumBalance,
+)
+from marble_rl.errors import InputError
+
+
+def check_consistency(config: RunConfig) -> None:
+    """Raises InputError where settings that are good alone do not go together."""
+    _check_rewards(config)
+    _check_balance(config.balance, config.trained_rewards)
+    names = [reward.name for reward in config.rewards]
+    for split in ("train", "heldout"):
+        for i, source in enumerate(getattr(config.prompts, split) or []):
+            for name in source.rewards or []:
+                require_name(name, names, f"prompts.{split}.{i}.rewards")
+
+    if config.trainer.micro_batch == "auto" and config.loss.regularize_every > 1:
+        raise InputError(
+            "trainer.micro_batch: auto, but loss.regularize_every: "
+            f"{config.loss.regularize_every} makes the update depend on the micro-batches; set one of them to a number "
+            "of its own: micro_batch: 8, or regularize_every: 1"
+        )
+
+    rollout = config.rollout
+    if rollout.group_size % rollout.images_at_once:
+        raise InputError(
+            f"rollout.batch_size: {rollout.batch_size} does not divide rollout.group_size={rollout.group_size}; "
+            f"use a divisor of {rollout.group_size}"
+        )
+    if rollout.groups % rollout.updates:
+        raise InputError(
+            f"rollout.updates: {rollout.updates} does not divide rollout.groups={rollout.groups}; "
+            f"use a divisor of {rollout.groups}"
+        )
+
+
+def _check_rewards(config: RunConfig) -> None:
+    names = [reward.name for reward in config.rewards]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"rewards: the name {name!r} is used twice; names must differ")
+    for i, reward in enumerate(config.rewards):
+        if reward.optional and not reward.held_out:
+            raise InputError(
+                f"rewards.{i} ({reward.name}).optional: true, but the reward is trained on; "
+                "only held-out rewards may be left out. Remove it, or set held_out: true"
+            )
+        _check_hacking_guards(reward, f"rewards.{i} ({reward.name})")
+        _check_finite(reward.params, f"rewards.{i} ({reward.name}).params")
+    trained = config.trained_rewards
+    if not trained:
+        raise InputError("rewards: all of them are held_out; at least one must be trained")
+    for step in range(config.trainer.steps):
+        if len(config.rewards_off(step)) == len(trained):
+            raise InputError(f"rewards: no reward's `schedule` covers step {step}; leave one on in every step")
+
+
+def _check_balance(balance: Balance, trained: Sequence[str]) -> None:
+    if isinstance(balance, SingleBalance):
+        require_name(balance.reward, trained, "balance.reward")
+    elif isinstance(balance, SequentialBalance):
+        for i, stage in enumerate(balance.stages):
+            require_name(stage.reward, trained, f"balance.stages.{i}.reward")
+    elif isinstance(balance, FixedBalance):
+        if balance.coefficients is not None:
+            _check_weights(balance.coefficients, trained, "balance.coefficients")
+            total = sum(balance.coefficients.values())
+            if abs(total - 1.0) > 1e-6:
+                raise InputError(
+                    f"balance.coefficients: they sum to {total:g}, but must sum to 1; divide each by {total:g}"
+                )
+    elif isinstance(balance, MarbleBalance):
+        _check_weights(balance.probe_weights, trained, "balance.probe_weights")
+        if balance.solver == "noise_aware" and balance.smooth != "gram":
+            raise InputError("balance.solver: noise_aware works on averaged products; set balance.smooth: gram")
+        if balance.solver == "equal" and balance.smooth != "alpha":
+            raise InputError("balance.solver: equal has no problem to smooth products for; set balance.smooth: alpha")
+        if not balance.normalize and (balance.smooth, balance.apply) != ("alpha", "alpha"):
+            raise InputError(
+                "balance.normalize: false is an ablation of the paper's rule; "
+                "set balance.smooth: alpha and balance.apply: alpha"
+            )
+        if not balance.normalize and balance.metric != "euclidean":
+            raise InputError(
+                f"balance.metric: {balance.metric} needs unit gradients, but balance.normalize is false, "
+                "an ablation of the paper's rule; set balance.metric: euclidean"
+            )
+    elif isinstance(balance, WeightedSumBalance | GdpoBalance):
+        _check_weights(balance.weights, trained, "balance.weights")
+        if all(balance.weights.get(name, 1.0) == 0 for name in trained):
+            raise InputError("balance.weights: every weight is 0, so there is nothing to train; set one above 0")
+    else:
+        assert isinstance(balance, DropoutBalance | MinVarianceBalance)
+
+
+def _check_finite(value: Any, key: str) -> None:
+    """A run keeps its config as JSON, which has no other numbers: they would come back as null."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_finite(item, f"{key}.{name}")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            _check_finite(item, f"{key}.{i}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{key}: {value} is not a finite number; leave the key out, or give a number")
+
+
+def _check_hacking_guards(reward: RewardConfig, where: str) -> None:
+    if reward.watch is not None and not reward.held_out:
+        raise InputError(f"{where}.watch: only held-out rewards are watched; remove it, or set held_out: true")
+    if reward.held_out and (reward.clip is not None or reward.schedule is not None):
+        raise InputError(f"{where}: is held out, so clip and schedule have nothing to act on; remove them")
+    if reward.clip is not None:
+        low, high = reward.clip
+        if (low is None and high is None) or (low is not None and high is not None and low >= high):
+            raise InputError(
+                f"{where}.clip: {list(reward.clip)} bounds nothing; give [lowest, highest], one may be null"
+            )
+    if reward.schedule == []:
+        raise InputError(f"{where}.schedule: is empty, so it would never be trained; set held_out: true instead")
+    for begin, end in reward.schedule or []:
+        if end is not None and begin >= end:
+            raise InputError(f"{where}.schedule: [{begin}, {end}] holds no step; give [from, until] with from < until")
+
+
+def _check_weights(weights: dict[str, float], names: Sequence[str], key: str) -> None:
+    for name in weights:
+        require_name(name, names, key)
