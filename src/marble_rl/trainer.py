@@ -411,11 +411,12 @@ class Trainer:
             self._write_checkpoint()
 
     def _write_checkpoint(self) -> None:
-        if self.world.first:
+        if self.world.first and self.updater.intact:
             save_checkpoint(self.folder.checkpoints, self._state(), self.config.trainer.keep_checkpoints)
 
     def _save_before_stopping(self, stop: RunStopped) -> None:
-        """The weights are those after the last complete step; where the disk refuses, the last checkpoint stays."""
+        """The weights are those after the last complete step; where the disk refuses, or an update was left half-made,
+        the last checkpoint stays."""
         if isinstance(stop, LostProcess):
             self._write_checkpoint()
         elif not isinstance(stop, StorageFailed):

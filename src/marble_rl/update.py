@@ -6,6 +6,8 @@ update = sum_k w_k g_k + grad mean base + beta_KL grad KL                       
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,9 @@ from marble_rl.models.lora import EMA, OLD, TRAINED, LoraPolicy
 
 class Updater:
     """AdamW on the trained adapter, and the two adapters that follow it."""
+
+    intact = True
+    """No change was left half-made, by memory that ran out within it: weights and moments belong together."""
 
     def __init__(self, policy: LoraPolicy, config: OptimizerConfig, old_policy: OldPolicyConfig, steps: int) -> None:
         self.policy = policy
@@ -40,10 +45,11 @@ class Updater:
             )
         self.optimizer.param_groups[0]["lr"] = self.config.lr * schedule_factor(self.config.schedule, step / self.steps)
         self._flat.grad = gradient * self._clip_factor(norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
         done = step + 1
-        self.policy.blend(EMA, TRAINED, min(self.config.ema_decay, (1 + done) / (10 + done)))
+        with self._changing():
+            self.optimizer.step()
+            self.policy.blend(EMA, TRAINED, min(self.config.ema_decay, (1 + done) / (10 + done)))
+        self.optimizer.zero_grad()
         return norm
 
     def preview(self, gradient: Tensor) -> Tensor:
@@ -81,7 +87,14 @@ class Updater:
     def follow(self, done: int) -> None:
         """End of a rollout, after ``done`` optimizer steps: the old policy follows the trained one."""
         c = self.old_policy
-        self.policy.blend(OLD, TRAINED, min(c.uprate * max(done - c.flat, 0), c.uphold))
+        with self._changing():
+            self.policy.blend(OLD, TRAINED, min(c.uprate * max(done - c.flat, 0), c.uphold))
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        self.intact = False
+        yield
+        self.intact = True
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """AdamW's state, keyed by the parameter's name where it has a value for each."""

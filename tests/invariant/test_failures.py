@@ -13,6 +13,7 @@ import torch
 from marble_rl.config import load_config
 from marble_rl.distributed import World
 from marble_rl.gradients.policy import policy_gradients
+from marble_rl.models.lora import LoraPolicy
 from marble_rl.trainer import Trainer
 from marble_rl.update import Updater
 from runs import base_config, lora_bytes, marble, metrics, start, train, write_config
@@ -109,6 +110,25 @@ def test_a_step_that_failed_before_its_update_has_moved_nothing(
     assert outcome.code == 3
     assert "out of memory in the stage" in outcome.err
     assert len(metrics(tmp_path / "run")) == 3
+    train(config_file, tmp_path / "run", *settings, "--resume")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert lora_bytes(tmp_path / "run") == lora_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("call", [3, 4])
+def test_an_update_left_half_made_is_not_saved(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """After two calls at the start and one of the first step, the EMA and the old policy follow the second step's
+    weights, which have moved already. The checkpoint before stays; the resumed run is the uninterrupted one."""
+    settings = ("--set", "rollout.updates=2", "--set", "trainer.save_every=1")
+    train(config_file, tmp_path / "whole", *settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraPolicy, "blend", starved(LoraPolicy.blend, call))
+        outcome = marble("train", config_file, "--out", tmp_path / "run", *settings)
+    assert outcome.code == 3
+    assert "out of memory in the stage 'update'" in outcome.err
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-1"]
     train(config_file, tmp_path / "run", *settings, "--resume")
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     assert lora_bytes(tmp_path / "run") == lora_bytes(tmp_path / "whole")
