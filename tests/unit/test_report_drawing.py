@@ -23,12 +23,12 @@ STYLE = Path(marble_rl.report.__file__).parent / "templates" / "style.css"
 
 def test_smoothing_keeps_a_straight_line_and_calms_noise() -> None:
     steps = [0, 1, 2, 5, 9, 10, 30]
-    curve, reach = smooth(steps, [3 + 0.5 * x for x in steps])
+    curve, band = smooth(steps, [3 + 0.5 * x for x in steps])
     assert curve == pytest.approx([3 + 0.5 * x for x in steps])
-    assert reach == pytest.approx([0] * 7, abs=1e-6)
+    assert [high - low for low, high in band] == pytest.approx([0] * 7, abs=1e-6)
     noise = np.random.default_rng(0).normal(size=120)
     assert np.std(smooth(range(120), noise)[0]) < 0.35
-    assert smooth([7], [1.5]) == ([1.5], [0.0])
+    assert smooth([7], [1.5]) == ([1.5], [(1.5, 1.5)])
 
 
 @pytest.mark.parametrize("steps", [60, 2000])
@@ -39,20 +39,21 @@ def test_the_band_of_a_curve_holds_the_truth_as_often_as_it_says(steps: int) -> 
     covered = []
     for _ in range(200):
         noisy = thinned(range(steps), np.linspace(0, 3, steps) + dice.normal(size=steps))[1]
-        curve, reach = (np.array(part) for part in smooth(x, noisy))
-        covered.append(np.abs(curve - truth) <= reach)
+        low, high = np.array(smooth(x, noisy)[1]).T
+        covered.append((low <= truth) & (truth <= high))
     assert 0.92 <= np.mean(covered) <= 0.98
     assert (np.mean(covered, axis=0) > 0.85).all(), "also at the ends"
 
 
 def test_a_band_is_drawn_around_its_curve() -> None:
-    chart = line_chart("t", [Line("a", [0, 1], [1.0, 2.0], "r0", reach=[0.5, 0.25])])
+    chart = line_chart("t", [Line("a", [0, 1], [1.0, 2.0], "r0", band=[(0.5, 2.0), (1.75, 2.5)])])
     (outline,) = re.findall(r'class="band r0" d="M([^"]*)z"', chart.svg)
     (path,) = re.findall(r'class="line r0" d="M([^"]*)"', chart.svg)
     first, last = (float(point.split()[1]) for point in path.split("L"))
     up, up_last, down_last, down = (float(point.split()[1]) for point in outline.split("L"))
     assert up < first < down
     assert up_last < last < down_last
+    assert first - up == pytest.approx(2 * (down - first), abs=0.3)
     assert down - up == pytest.approx(2 * (down_last - up_last), abs=0.3)
 
 

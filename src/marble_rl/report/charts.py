@@ -36,8 +36,8 @@ class Line:
     """At its right end"""
     style: str = "line"
     """`line`, `dashed`, `dots` (faint, behind the lines) or `marks` (rings)"""
-    reach: Sequence[float] | None = None
-    """Half the width of a band around it: its 95 % interval"""
+    band: Sequence[tuple[float, float]] | None = None
+    """(lowest, highest) of its 95 % interval at each x"""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def line_chart(
     ``places`` names every x, where it is another thing than steps; its ``unit`` stands before the name.
     """
     xs = sorted({float(v) for line in lines for v in line.x})
-    ends = [y + side * r for line in lines for y, r in zip(line.y, line.reach or (), strict=False) for side in (-1, 1)]
+    ends = [end for line in lines for interval in line.band or () for end in interval]
     everything = [*(v for line in lines for v in line.y), *ends, *(r.y for r in references), *include]
     low, high, ticks = scale(min(everything), max(everything))
     labels = [line.label for line in lines if line.label] + [""]
@@ -210,7 +210,7 @@ def _draw(frame: Frame, line: Line) -> Markup:
     places = [(frame.across(x), frame.down(y)) for x, y in zip(line.x, line.y, strict=True)]
     path = "M" + "L".join(f"{x:g} {y:g}" for x, y in places)
     if line.style in ("line", "dashed") and len(places) > 1:
-        band = _band(frame, line) if line.reach is not None else Markup("")
+        band = _band(frame, line) if line.band is not None else Markup("")
         return band + Markup('<path class="{} {}" d="{}"/>').format(line.style, line.colour, path)
     radius = 2 if line.style == "dots" else 4
     dots = [Markup('<circle cx="{}" cy="{}" r="{}"/>').format(x, y, radius) for x, y in places]
@@ -220,8 +220,8 @@ def _draw(frame: Frame, line: Line) -> Markup:
 
 def _band(frame: Frame, line: Line) -> Markup:
     """Forth along its upper edge and back along the lower one."""
-    sides = zip(line.x, line.y, line.reach or (), strict=True)
-    edges = [(frame.across(x), frame.down(y + r), frame.down(y - r)) for x, y, r in sides]
+    intervals = zip(line.x, line.band or (), strict=True)
+    edges = [(frame.across(x), frame.down(high), frame.down(low)) for x, (low, high) in intervals]
     outline = [f"{x:g} {up:g}" for x, up, _ in edges] + [f"{x:g} {down:g}" for x, _, down in reversed(edges)]
     return Markup('<path class="band {}" d="M{}z"/>').format(line.colour, "L".join(outline))
 

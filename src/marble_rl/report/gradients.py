@@ -74,8 +74,8 @@ def _larger(found: StoredDiagnosis) -> list[Chart]:
         if direction.name in KNOWN and len(direction.by_size) > 1:
             x = [math.log2(size) for size in direction.by_size]
             y = [figure.mean for figure in direction.by_size.values()]
-            reach = [(figure.high - figure.low) / 2 for figure in direction.by_size.values()]
-            lines.append(Line(direction.name, x, y, KNOWN[direction.name], direction.name, reach=reach))
+            band = [(figure.low, figure.high) for figure in direction.by_size.values()]
+            lines.append(Line(direction.name, x, y, KNOWN[direction.name], direction.name, band=band))
     if not lines:
         return []
     places = {math.log2(size): f"x{size}" for direction in found.directions for size in direction.by_size}
@@ -100,7 +100,7 @@ def _table(found: StoredDiagnosis) -> Table:
         ]
         rows.append((direction.name, direction.meaning, KNOWN.get(direction.name, "ink"), [_told(f) for f in figures]))
     about = (
-        "Smallest cosine with a reward's gradient ± half of its interval, and how often it is negative. Last column: "
+        "Smallest cosine with a reward's gradient with its interval, and how often it is negative. Last column: "
         "of the step that AdamW would take, in another batch."
     )
     return Table(columns, rows, about)
@@ -109,8 +109,8 @@ def _table(found: StoredDiagnosis) -> Table:
 def _told(figure: Difference | None) -> str:
     if figure is None:
         return ""
-    half = (figure.high - figure.low) / 2
-    return number(figure.mean) + (f" ±{number(half)}" if half else "")
+    interval = f" ({number(figure.low)} to {number(figure.high)})" if figure.low < figure.high else ""
+    return number(figure.mean) + interval
 
 
 def _cosines(found: StoredDiagnosis) -> Chart:

@@ -82,8 +82,8 @@ def curves(
                 steps = sorted(by_step)
                 means = [statistics.fmean(by_step[step]) for step in steps]
                 x, y = thinned(steps, means)
-                curve, reach = smooth(x, y)
-                lines.append(Line(method, x, curve, colour[method], shortened(method, 14), reach=reach))
+                curve, band = smooth(x, y)
+                lines.append(Line(method, x, curve, colour[method], shortened(method, 14), band=band))
         if lines:
             charts.append(line_chart(reward, lines))
     return charts

@@ -89,8 +89,8 @@ def _raw_and_smooth(series: Series, colour: str) -> list[Line]:
     x, y = thinned(series.steps, series.values)
     if len(series.steps) < 8:
         return [Line("mean score", x, y, colour)]
-    smoothed, reach = smooth(x, y)
-    return [Line("mean score", x, y, colour, style="dots"), Line("smoothed", x, smoothed, colour, reach=reach)]
+    smoothed, band = smooth(x, y)
+    return [Line("mean score", x, y, colour, style="dots"), Line("smoothed", x, smoothed, colour, band=band)]
 
 
 def coefficients(run: RunData) -> Section:

@@ -20,9 +20,9 @@ MOST_POINTS = 400
 """Of a curve that is drawn; longer ones are averaged down."""
 
 
-def smooth(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
+def smooth(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[tuple[float, float]]]:
     """Local linear regression with a Gaussian kernel of a twelfth of the run: no lag, and no bias where a curve ends.
-    With the half width of its pointwise 95 % interval.
+    With its pointwise 95 % interval.
 
     At each x: the weighted least-squares line through the values, w_i = exp(-(x_i - x)^2 / 2 h^2), read off at x. It is
     a linear map of the values, curve = L y, so its variance is s^2 sum_i L_xi^2, with s^2 = |y - L y|^2 / (n - tr L):
@@ -42,9 +42,10 @@ def smooth(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float]
     curve = smoother @ y
     freedom = len(y) - float(np.trace(smoother))
     if freedom < 1:
-        return curve.tolist(), [0.0] * len(y)
+        return curve.tolist(), [(value, value) for value in curve.tolist()]
     noise = float(np.sum((y - curve) ** 2)) / freedom
-    return curve.tolist(), [student_reach(noise * float(row @ row), freedom) for row in smoother]
+    reach = [student_reach(noise * float(row @ row), freedom) for row in smoother]
+    return curve.tolist(), [(value - r, value + r) for value, r in zip(curve.tolist(), reach, strict=True)]
 
 
 def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
