@@ -25,7 +25,7 @@ IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
 """Sections that say what a run is about: another value is another run."""
 FREE = ("evaluation", "logging")
 """Sections that do not touch the weights."""
-FREE_KEYS = ("trainer.steps", *WITHOUT_EFFECT)
+FREE_KEYS = ("trainer.steps", "prompts.heldout*", *WITHOUT_EFFECT)
 """Keys that may change without making it another run."""
 CHANGEABLE_KEYS = (
     "rewards.*.clip*",

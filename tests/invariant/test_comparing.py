@@ -113,3 +113,14 @@ def test_stopped_killed_and_with_a_crash_the_comparison_ends_in_its_table(tiny_s
     outcome = marble(*command, "--set", "trainer.steps=9")
     assert outcome.code == 2
     assert f"trainer.steps was {STEPS}, now 9" in outcome.err
+
+    # Another evaluation keeps the trainings: every score is what it would have been from the start.
+    steps = {run: (run / "metrics.jsonl").read_bytes() for run in out.glob("jobs/*/run")}
+    outcome = marble(*command, "--set", "evaluation.steps=3", "--evaluate-again")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("keeping the training of") == len(JOBS)
+    assert steps == {run: (run / "metrics.jsonl").read_bytes() for run in steps}
+    train(config, tmp_path / "whole", *whole, "--set", "evaluation.steps=3", "--resume")
+    evaluated = json.loads(marble("evaluate", tmp_path / "whole", "--weights", "ema", "--json").out)
+    now = json.loads((out / "jobs" / "marble-seed0.json").read_text())
+    assert now["means"] == evaluated["weights"]["ema"]["means"] != job["means"]

@@ -229,9 +229,12 @@ def begin(job: Job) -> None:
     write_json(job.identity_file, identity(job.config))
 
 
+KEEP: dict[str, Any] = {"fresh": False, "evaluate_again": False, "notice": print}
+
+
 def left(jobs: list[Job], **options: Any) -> list[str]:
     said: list[str] = []
-    return [job.name for job in remaining_jobs(jobs, fresh=False, notice=said.append, **options)]
+    return [job.name for job in remaining_jobs(jobs, **{**KEEP, "notice": said.append, **options})]
 
 
 def test_jobs_of_one_seed_share_everything_but_the_balance(config: Path) -> None:
@@ -278,7 +281,7 @@ def test_a_job_that_was_begun_with_other_prompts_does_not_go_on(config: Path, tm
     (tmp_path / "prompts.txt").write_text("a marble\na drum\n")
     with pytest.raises(InputError, match=r"weighted_sum-seed0: prompts.train.0.file was prompts.txt sha256"):
         left(plan(config))
-    assert len(remaining_jobs(plan(config), fresh=True, notice=print)) == 4
+    assert len(remaining_jobs(plan(config), **{**KEEP, "fresh": True})) == 4
     assert not job.folder.exists()
 
 
@@ -331,11 +334,48 @@ def test_fresh_throws_away_what_does_not_fit_and_nothing_else(config: Path) -> N
     now = plan(config, "trainer.steps=9")
     finish(now[1])
     said: list[str] = []
-    assert [job.name for job in remaining_jobs(now, fresh=True, notice=said.append)] == [
-        *("weighted_sum-seed0", "weighted_sum-seed1", "marble-seed1")
-    ]
+    assert left(now, fresh=True, notice=said.append) == ["weighted_sum-seed0", "weighted_sum-seed1", "marble-seed1"]
     assert said == ["throwing away weighted_sum-seed0: trainer.steps was 8, now 9"]
     assert sorted(path.name for path in before[0].result.parent.iterdir()) == ["marble-seed0.json"]
+
+
+def test_a_training_is_kept_where_only_its_evaluation_is_another(config: Path) -> None:
+    finished_, begun, *_ = plan(config)
+    (other,) = plan(config, methods="gdpo", seeds=(5,))
+    for job in (finished_, other):
+        job.run.mkdir(parents=True)
+        job.evaluation.mkdir()
+        finish(job)
+    begin(begun)
+    now = plan(config, "evaluation.steps=3")
+    with pytest.raises(InputError, match=r"evaluation.steps was .*, now 3\..*evaluate 3 training.*--evaluate-again"):
+        left(now)
+    said: list[str] = []
+    assert len(left(now, evaluate_again=True, notice=said.append)) == 4
+    assert [line.partition(":")[0] for line in said] == [
+        f"keeping the training of {name}" for name in ("weighted_sum-seed0", "marble-seed0", "gdpo-seed5")
+    ]
+    for job in (finished_, other, begun):
+        assert job.run.exists()
+        assert not job.evaluation.exists()
+        assert not job.result.exists()
+    with pytest.raises(InputError, match=r"evaluation.steps was .*, now 3"):  # until each is evaluated
+        left(now)
+
+
+def test_a_result_without_its_run_cannot_be_evaluated_again(config: Path) -> None:
+    finish(plan(config)[0])
+    with pytest.raises(InputError, match=r"evaluation.steps was .*, now 3\. Restore that, give another --out, or"):
+        left(plan(config, "evaluation.steps=3"), evaluate_again=True)
+
+
+def test_another_training_is_not_kept(config: Path) -> None:
+    (job, *_) = plan(config)
+    job.run.mkdir(parents=True)
+    finish(job)
+    with pytest.raises(InputError, match=r"trainer.steps was 8, now 9"):
+        left(plan(config, "trainer.steps=9", "evaluation.steps=3"), evaluate_again=True)
+    assert job.result.exists()
 
 
 def test_prompts_count_by_content_not_by_place(config: Path, tmp_path: Path) -> None:

@@ -68,6 +68,13 @@ def compare(
         int | None, typer.Option(min=1, help="Jobs at a time. Default: one a core, with one thread; on a GPU one.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what was made with another config.")] = False,
+    evaluate_again: Annotated[
+        bool,
+        typer.Option(
+            "--evaluate-again",
+            help="Where only held-out prompts or settings of the evaluation have changed: keep the trainings.",
+        ),
+    ] = False,
     table_only: Annotated[bool, typer.Option("--table-only", help="Make the table of the results there are.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -100,6 +107,7 @@ def compare(
             against=against,
             at_once=jobs,
             fresh=fresh,
+            evaluate_again=evaluate_again,
             console=Console(stderr=True),
         )
     if as_json:

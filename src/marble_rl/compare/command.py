@@ -37,6 +37,7 @@ def run_comparison(
     against: str | None,
     at_once: int | None,
     fresh: bool,
+    evaluate_again: bool,
     console: Console,
 ) -> Comparison:
     """Run every job that has no result in ``out`` yet, then make the table of all results there."""
@@ -50,7 +51,7 @@ def run_comparison(
         check_inputs(different)
     with locked(out) as lock:
         _check_against(against, jobs, out)
-        left = remaining_jobs(jobs, fresh=fresh, notice=say)
+        left = remaining_jobs(jobs, fresh=fresh, evaluate_again=evaluate_again, notice=say)
         done = len(jobs) - len(left)
         if left:
             workers = min(at_once or _default_jobs(jobs[0]), len(left))

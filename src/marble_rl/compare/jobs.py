@@ -21,6 +21,7 @@ from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.storage import file_digest
 
 JOBS = "jobs"
+IDENTITY = "identity.json"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Job:
     @property
     def identity_file(self) -> Path:
         """What the job was begun with, prompts by content: the files themselves may change before it goes on."""
-        return self.folder / "identity.json"
+        return self.folder / IDENTITY
 
     @property
     def result(self) -> Path:

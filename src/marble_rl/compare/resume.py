@@ -10,15 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marble_rl.compare.jobs import JOBS, Job, changes, identity
+from marble_rl.compare.jobs import IDENTITY, JOBS, Job, changes, identity
 from marble_rl.compare.results import AGAIN, JobResult, read_results
 from marble_rl.errors import InputError
-from marble_rl.storage import storage_errors
+from marble_rl.storage import storage_errors, write_json
 
 SEEDS = ("trainer.seed", "evaluation.seed")
 """Keys in which jobs of one method may differ."""
 PER_METHOD = ("balance",)
 """Keys in which methods may differ, besides those that they set."""
+JUDGING = ("evaluation", "prompts.heldout")
+"""Keys that say how a training is judged, and do not touch it."""
 
 
 @contextmanager
@@ -39,22 +41,48 @@ def locked(out: Path) -> Iterator[int]:
         yield lock.fileno()
 
 
-def remaining_jobs(jobs: Sequence[Job], *, fresh: bool, notice: Callable[[str], None]) -> list[Job]:
-    """Jobs without a finished result. What was made with another config is refused, or removed if ``fresh``."""
+def remaining_jobs(
+    jobs: Sequence[Job], *, fresh: bool, evaluate_again: bool, notice: Callable[[str], None]
+) -> list[Job]:
+    """Jobs without a finished result. What was made with another config is refused, or removed if ``fresh``; where only
+    the evaluation is another, ``evaluate_again`` removes no more than that."""
     out = jobs[0].out
     results = read_results(out)
-    stale = _stale_plan(jobs, results) | _stale_others(jobs, results)
-    if stale and not fresh:
-        name, reason = next(iter(stale.items()))
+    stale = _stale(jobs, results)
+    another_training = _stale(jobs, results, but=JUDGING)
+    badly_judged = [n for n in stale if n not in another_training and (out / JOBS / n / "run").exists()]
+    refused = {n: reason for n, reason in stale.items() if not (evaluate_again and n in badly_judged)}
+    if refused and not fresh:
+        name, reason = next(iter(refused.items()))
+        keep = f", evaluate {len(badly_judged)} training(s) anew with --evaluate-again" if badly_judged else ""
         raise InputError(
             f"--out: {out} was made with another config. {name}: {reason}. "
-            f"Restore that, give another --out, or throw {len(stale)} job(s) away with --fresh"
+            f"Restore that, give another --out{keep}, or throw {len(refused)} job(s) away with --fresh"
         )
-    for name in stale:
-        notice(f"throwing away {name}: {stale[name]}")
+    for name, reason in refused.items():
+        notice(f"throwing away {name}: {reason}")
         _throw_away(out / JOBS, name)
+    for name in badly_judged if evaluate_again else ():
+        notice(f"keeping the training of {name}: {stale[name]}")
+        _forget_evaluation(out / JOBS, name, results.get(out / JOBS / f"{name}.json"))
     done = {file.stem for file, result in results.items() if result.failed is None and file.stem not in stale}
     return [job for job in jobs if job.name not in done]
+
+
+def _stale(jobs: Sequence[Job], results: dict[Path, JobResult], but: Sequence[str] = ()) -> dict[str, str]:
+    """{name: reason} of all that was made with another config, apart from keys under one of ``but``."""
+    return _stale_plan(jobs, results, but) | _stale_others(jobs, results, but)
+
+
+def _forget_evaluation(jobs: Path, name: str, result: JobResult | None) -> None:
+    """The result itself goes last, after it has told what its training was made with."""
+    with storage_errors(str(jobs / name), AGAIN):
+        if (jobs / name / "evaluation").exists():
+            shutil.rmtree(jobs / name / "evaluation")
+        if result is not None:
+            if (jobs / name).exists():
+                write_json(jobs / name / IDENTITY, result.config)
+            (jobs / f"{name}.json").unlink()
 
 
 def _throw_away(jobs: Path, name: str) -> None:
@@ -67,20 +95,20 @@ def _throw_away(jobs: Path, name: str) -> None:
                 shutil.rmtree(folder)
 
 
-def _stale_plan(jobs: Sequence[Job], results: dict[Path, JobResult]) -> dict[str, str]:
+def _stale_plan(jobs: Sequence[Job], results: dict[Path, JobResult], but: Sequence[str]) -> dict[str, str]:
     """{name: reason} of jobs of this plan that were begun or finished with another config."""
-    found = {job.name: _changed(job, results.get(job.result)) for job in jobs}
+    found = {job.name: _changed(job, results.get(job.result), but) for job in jobs}
     return {name: "; ".join(changed[:3]) for name, changed in found.items() if changed}
 
 
-def _changed(job: Job, result: JobResult | None) -> list[str]:
+def _changed(job: Job, result: JobResult | None, but: Sequence[str]) -> list[str]:
     """Since the job was finished, or begun."""
     if result is not None:
-        return changes(result.config, identity(job.config))
+        return changes(result.config, identity(job.config), but)
     if not job.run.exists():
         return []
     try:
-        return changes(json.loads(job.identity_file.read_text(encoding="utf-8")), identity(job.config))
+        return changes(json.loads(job.identity_file.read_text(encoding="utf-8")), identity(job.config), but)
     except (OSError, ValueError):
         return [f"{job.identity_file}, which tells what it was begun with, is missing or damaged"]
 
@@ -93,15 +121,15 @@ class _Made(NamedTuple):
     config: dict[str, Any]
 
 
-def _differences(one: _Made, other: _Made) -> list[str]:
+def _differences(one: _Made, other: _Made, but: Sequence[str] = ()) -> list[str]:
     """In what they are not comparable: everything counts that neither method sets, and within a method everything."""
     own: tuple[str, ...] = ()
     if one.method != other.method:
         own = (*PER_METHOD, *(setting.partition("=")[0] for setting in (*one.overrides, *other.overrides)))
-    return changes(one.config, other.config, but=(*SEEDS, *own))
+    return changes(one.config, other.config, but=(*SEEDS, *own, *but))
 
 
-def _stale_others(jobs: Sequence[Job], results: dict[Path, JobResult]) -> dict[str, str]:
+def _stale_others(jobs: Sequence[Job], results: dict[Path, JobResult], but: Sequence[str]) -> dict[str, str]:
     """{name: reason} of results that are not in this plan and would not be comparable with it."""
     files = {job.result for job in jobs}
     # Every method, not only the first: a key that one sets is compared with the others.
@@ -110,7 +138,7 @@ def _stale_others(jobs: Sequence[Job], results: dict[Path, JobResult]) -> dict[s
     stale = {}
     for file, result in results.items():
         if file not in files:
-            found = dict.fromkeys(change for now in planned for change in _differences(_made(result), now))
+            found = dict.fromkeys(change for now in planned for change in _differences(_made(result), now, but))
             if found:
                 stale[file.stem] = "; ".join(list(found)[:3])
     return stale
