@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from marble_rl.config import RunConfig, require_name
 from marble_rl.models import check_model_path, check_model_settings, check_quantization, known_media, pick_device
 from marble_rl.models.lora_files import check_initial_lora
 from marble_rl.prompts import PromptSet, load_prompts
+from marble_rl.prompts.meaning import asked_for
 from marble_rl.rewards.registry import build_rewards
 from marble_rl.rewards.scoring import Scorer
 
@@ -19,6 +21,8 @@ class RunInputs:
     train: PromptSet
     heldout: PromptSet
     scorer: Scorer
+    remarks: tuple[str, ...] = ()
+    """What can work, and is probably not what was meant."""
 
 
 def check_inputs(config: RunConfig) -> RunInputs:
@@ -41,7 +45,33 @@ def check_inputs(config: RunConfig) -> RunInputs:
     media = known_media(config.model.path)
     if media is not None:
         scorer.check_media(media)
-    return RunInputs(train, heldout, scorer)
+    return RunInputs(train, heldout, scorer, (*_silent(config, train, heldout, scorer), *_repeated(train, heldout)))
+
+
+def _silent(config: RunConfig, train: PromptSet, heldout: PromptSet, scorer: Scorer) -> Iterator[str]:
+    """Held-out rewards that will never say anything."""
+    for reward in config.rewards:
+        watched = reward.watch is not None
+        prompts = train.prompts if watched else heldout.prompts
+        if reward.held_out and not any(scorer[reward.name].applies_to(prompt) for prompt in prompts):
+            yield (
+                f"rewards: {reward.name!r} applies to no {'training' if watched else 'held-out'} prompt, so it is "
+                f"never {'watched' if watched else 'computed'}; a source that names `rewards` must name it too"
+            )
+
+
+def _repeated(train: PromptSet, heldout: PromptSet) -> Iterator[str]:
+    """Held-out prompts that ask for what training asks for, in whatever words."""
+    if heldout is train:
+        return
+    trained = {words for prompt in train.prompts for words in asked_for(prompt.text, prompt.metadata)}
+    for name, prompts in heldout.sources.items():
+        repeated = [p for p in prompts if trained.intersection(asked_for(p.text, p.metadata))]
+        if repeated:
+            yield (
+                f"prompts.heldout ({name}): {len(repeated)} of {len(prompts)} prompts ask for what a training prompt "
+                f"asks for, such as {repeated[0].text[:80]!r}; scores on them do not tell what was learnt beyond it"
+            )
 
 
 def check_prompts(split: PromptSet, scorer: Scorer) -> None:

@@ -336,7 +336,7 @@ class Trainer:
     def _load(self) -> None:
         """Models, and the state of an earlier part of this run where there is one."""
         c = self.config
-        for remark in self._remarks:
+        for remark in (*self._remarks, *self._inputs.remarks):
             self._say(remark)
         # One process reads it, and sends it to the others: they cannot see different ones.
         found = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
@@ -346,6 +346,7 @@ class Trainer:
             self._say(f"continuing after step {checkpoint.step}")
         with self.console.status("loading models"):
             self.model = load_base(c, self._device, self.world)
+            self.model.check_trainable()
             self.policy = LoraPolicy(self.model.transformer, c.lora, self.model.lora_targets, c.trainer.seed)
             remarks = self._inputs.scorer.load(self._device)
             check_same_rewards(self.world, self._inputs.scorer.names)

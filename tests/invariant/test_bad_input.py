@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,32 @@ def test_prompt_files(tiny_sd3: Path, tmp_path: Path, line: str, says: str) -> N
     outcome = marble("config", "check", path)
     assert outcome.code == 2
     assert says in outcome.err
+
+
+def test_what_works_but_was_hardly_meant_is_remarked_on(tiny_sd3: Path, tmp_path: Path) -> None:
+    """A watch that hears nothing, a held-out reward without a prompt, and held-out prompts that were trained on."""
+    train = [{"name": "a", "texts": ["a red cup", "a Sign"], "rewards": ["bright"]}]
+    heldout = [{"name": "b", "texts": ["a blue cup", "a  sign"], "rewards": ["bright"]}]
+    rewards = [
+        {"name": "bright", "type": "brightness"},
+        {"name": "small", "type": "jpeg_compressibility", "held_out": True, "watch": {}},
+        {"name": "colour", "type": "colour", "held_out": True},
+    ]
+    settings = {"rewards": rewards, "rollout": {**ROLLOUT, "groups": 2}}
+    path = tmp_path / "config.yaml"
+    path.write_text(sections(tiny_sd3, prompts={"train": train, "heldout": heldout}, **settings))
+    outcome = marble("config", "check", path)
+    assert outcome.code == 0
+    assert "'small' applies to no training prompt, so it is never watched" in outcome.out
+    assert "'colour' applies to no held-out prompt, so it is never computed" in outcome.out
+    assert (
+        "prompts.heldout (b): 1 of 2 prompts ask for what a training prompt asks for, such as 'a  sign'" in outcome.out
+    )
+    for source in (*train, *heldout):
+        del source["rewards"]
+    heldout[0]["texts"] = ["a blue cup"]
+    path.write_text(sections(tiny_sd3, prompts={"train": train, "heldout": heldout}, **settings))
+    assert json.loads(marble("config", "check", path, "--json").out)["remarks"] == []
 
 
 def test_reward_that_cannot_be_imported_or_built(

@@ -78,6 +78,7 @@ def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJso
         "prompts": sizes,
         "images_per_rollout": images,
         "steps": run.trainer.steps,
+        "remarks": list(inputs.remarks),
     }
     if as_json:
         print_json(facts)
@@ -87,3 +88,5 @@ def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJso
             f"{config}: ok. {run.balance.type} on {', '.join(run.trained_rewards)}; prompts: {sources}; "
             f"{images} images a rollout, {run.trainer.steps} steps"
         )
+        for remark in inputs.remarks:
+            typer.echo(f"but {remark}")

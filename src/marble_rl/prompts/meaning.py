@@ -30,6 +30,14 @@ def meaning(text: str, metadata: Mapping[str, Any]) -> str:
     return f"text {_plain(wanted)}" if wanted else f"prompt {_plain(text)}"
 
 
+def asked_for(text: str, metadata: Mapping[str, Any]) -> set[str]:
+    """The words of a prompt, and what they mean: the same may be wanted by a source that cannot check it."""
+    try:
+        return {_plain(text), meaning(text, metadata)}
+    except InputError:  # of GenEval's form, which does not matter to a run without that reward
+        return {_plain(text)}
+
+
 def _objects(include: Sequence[Mapping[str, Any]]) -> str:
     """GenEval's list of objects and their places, in an order that does not depend on who is named first."""
     objects = [[entry["class"], entry["count"], entry.get("color", "")] for entry in include]
