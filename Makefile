@@ -66,5 +66,5 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,ocr,tesseract]"
 	@touch $(READY)
 
-clean:
-	rm -rf $(VENV) build runs
+clean: # runs/ stays: it holds trainings
+	rm -rf $(VENV) build

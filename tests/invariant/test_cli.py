@@ -46,7 +46,11 @@ print(time.perf_counter() - t)
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "sample", "evaluate", "export", "config show", "config check", "rewards list", "rewards serve"]
+    "command",
+    [
+        *("train", "sample", "evaluate", "export", "bench", "compare", "diagnose", "report"),
+        *("config show", "config check", "rewards list", "rewards check", "rewards serve"),
+    ],
 )
 def test_each_command_has_help_with_an_example(command: str) -> None:
     outcome = marble(*command.split(), "--help")

@@ -102,6 +102,19 @@ def test_tensorboard_in_a_folder_for_all_runs(tmp_path: Path, config: RunConfig)
     assert Shown(tmp_path / "events" / "first").figures() == [(0, "reward/a", 1.0)]
 
 
+def test_runs_of_one_name_have_folders_of_their_own_in_tensorboard(tmp_path: Path, config: RunConfig) -> None:
+    """Also after --resume: each finds its own again."""
+    settings = TensorboardTracker(type="tensorboard", dir=tmp_path / "events")
+    for place in ("a", "b", "a"):
+        run = tmp_path / place / "run"
+        resumed = run.exists()
+        run.mkdir(parents=True, exist_ok=True)
+        with Trackers([settings], run, config, int(resumed), int(resumed), print) as trackers:
+            trackers.log(int(resumed), {"reward/a": ord(place)})
+    assert Shown(tmp_path / "events" / "run").figures() == [(0, "reward/a", 97.0), (1, "reward/a", 97.0)]
+    assert Shown(tmp_path / "events" / "run-2").figures() == [(0, "reward/a", 98.0)]
+
+
 def test_a_grid_is_shown_with_its_step_or_not_at_all(tmp_path: Path, config: RunConfig, grid: Path) -> None:
     """Resumed in the middle of a rollout: its grid was shown when the rollout began."""
     with Trackers([TENSORBOARD], tmp_path, config, 3, 3, print) as trackers:

@@ -26,9 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _tell(error)
         leave(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.secho("stopped at once; what the last checkpoint holds is safe", err=True)
-        sys.exit(130)
 
 
 def _tell(error: MarbleError) -> None:

@@ -152,4 +152,6 @@ def write_published(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: python -m marble_rl.models.published NAME FOLDER\nNAME: {', '.join(PUBLISHED)}")
     write_published(sys.argv[1], Path(sys.argv[2]))

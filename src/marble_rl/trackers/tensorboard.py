@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ class EventFiles:
     """A further event file for each part of a run; all of them together are the run."""
 
     def __init__(self, settings: TensorboardTracker, run: TrackedRun) -> None:
-        folder = run.folder / "tensorboard" if settings.dir is None else settings.dir / run.name
+        folder = Path(run.identity) if run.identity is not None else _new_folder(settings, run)
         self.identity = str(folder)
         # Readers drop what an earlier part logged from purge_step on: those steps are taken again.
         self._writer = SummaryWriter(str(folder), purge_step=run.first_step)
@@ -34,6 +35,14 @@ class EventFiles:
 
     def finish(self, exit_code: int) -> None:
         self._writer.close()
+
+
+def _new_folder(settings: TensorboardTracker, run: TrackedRun) -> Path:
+    """In a folder for all runs, one of its own: what another run of that name logged would be dropped by readers."""
+    if settings.dir is None:
+        return run.folder / "tensorboard"
+    names = chain([run.name], (f"{run.name}-{i}" for i in count(2)))
+    return next(folder for folder in map(settings.dir.joinpath, names) if not any(folder.glob("events.*")))
 
 
 def start(settings: TensorboardTracker, run: TrackedRun) -> EventFiles:
