@@ -118,10 +118,10 @@ def assert_a_seed_gives_the_image_of_plain_diffusers(family: Family, folder: Pat
     pipeline = family.plain(folder, model)
     opened = Opened(model, None, None, None)
     images = sample_images(opened, "a kite", seed=7, images=2, steps=STEPS, solver="euler", **family.size)
-    for i in range(2):
+    for i, image in enumerate(images):
         draw = torch.Generator().manual_seed(7 + i)
         theirs = family.theirs(pipeline, model, "np", prompt="a kite", latents=None, generator=draw)
-        assert_same_pixels(images[i : i + 1], theirs)
+        assert_same_pixels(image[None], theirs)
 
 
 def assert_same_pixels(images: Tensor, theirs: Any) -> None:

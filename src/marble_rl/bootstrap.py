@@ -11,6 +11,10 @@ from torch import Tensor
 
 RESAMPLES = 10_000
 LEVEL = 0.95
+FEWEST = 2
+"""Values that an interval can be made from: one resampled is always itself, and would look certain."""
+AT_ONCE = 1 << 20
+"""Values drawn at a time: a few megabytes, however many prompts there are."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ def paired_difference(before: Tensor, after: Tensor, seed: int = 0) -> Differenc
 def resampled_mean(values: npt.NDArray[np.float64], seed: int = 0) -> tuple[float, float, float]:
     """Mean of [n] independent values, and both ends of its percentile interval."""
     dice = np.random.default_rng(seed)
-    rows = dice.integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.quantile(values[rows].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    means = np.empty(RESAMPLES)
+    at_once = max(1, AT_ONCE // len(values))
+    for start in range(0, RESAMPLES, at_once):
+        part = means[start : start + at_once]
+        part[:] = values[dice.integers(len(values), size=(len(part), len(values)))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(values.mean()), float(low), float(high)

@@ -50,7 +50,8 @@ class Estimate:
     weights: dict[str, int]
     """Bytes of the same parts; adapter: its three copies and the optimizer's two moments"""
     gradient_buffer: int
-    """One row for each reward, the probe and the shared part, for both halves of the batch"""
+    """One row for each reward, the probe and the shared part, for both halves of the batch; a single row where the
+    balance takes no gradient per reward"""
     sampling: int
     """Of a pass over ``rollout.batch_size`` images, at its highest point"""
     decoding: int
@@ -110,7 +111,8 @@ def describe(found: Estimate, config: RunConfig, device: torch.device) -> list[s
         note = ", in the CPU's memory when idle" if part.startswith("text_encoder") else ""
         note = " in each of three copies; with AdamW's moments" if part == "adapter" else note
         row(part, found.weights[part], f"{count / 1e6:,.3f} M parameters{note}")
-    row("gradient buffer", found.gradient_buffer, "a row for each reward and two more, for two halves of a batch")
+    rows = "a row for each reward and two more, for two halves of a batch" if _per_reward(config) else "a single row"
+    row("gradient buffer", found.gradient_buffer, rows)
     row("latents and prompts of a rollout", found.rollout)
     row("images of a rollout", found.images, "in the CPU's memory")
     row("pass of sampling", found.sampling, f"{config.rollout.images_at_once} at a time (rollout.batch_size)")
@@ -120,7 +122,17 @@ def describe(found: Estimate, config: RunConfig, device: torch.device) -> list[s
     lines.append("Highest point of each stage, without reward models, the CUDA context and gaps between tensors:")
     for stage, size in found.stages.items():
         row(stage, size)
+    if config.trainer.shard_base:
+        lines.append(
+            "Sharded: with trainer.shard_base each of N processes keeps one Nth of the transformer, and a block at a "
+            "time is whole; above, all of it is counted."
+        )
     return lines
+
+
+def _per_reward(config: RunConfig) -> bool:
+    """Whether some steps take one gradient per reward."""
+    return isinstance(config.balance, MarbleBalance)
 
 
 def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimate:
@@ -133,12 +145,13 @@ def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimat
 
     rollout = config.rollout
     shape = model.latent_shape(rollout.height, rollout.width, rollout.frames)
-    columns = len(config.trained_rewards) + 1 if isinstance(config.balance, MarbleBalance) else 0
+    columns = len(config.trained_rewards) + 1 if _per_reward(config) else 0
     samples = rollout.groups * rollout.group_size
     conditioning = model.blank_conditioning(1).bytes * (1 if memory.dtype == torch.float32 else 0.5)
     _set_dtype(model.transformer, memory.dtype)
     _set_dtype(model.pipeline.vae, memory.vae_dtype)
-    model.save_memory(replace(memory, gradient_checkpointing=False))
+    # Attention is imitated below: a backend's package need not be here, and would refuse tensors without numbers.
+    model.save_memory(replace(memory, gradient_checkpointing=False, attention=None))
     with torch.device("meta"), _as_on_cuda(memory.vae_dtype):
         decoding, pixels = _decoding(model, rollout.images_at_once, shape)
     with torch.device("meta"), _as_on_cuda(memory.dtype):
@@ -151,7 +164,7 @@ def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimat
     return Estimate(
         parameters={**parameters, "adapter": adapter},
         weights={**held, "adapter": (3 + 2) * adapter * FLOAT},
-        gradient_buffer=HALVES * (columns + 1) * adapter * FLOAT,
+        gradient_buffer=(HALVES * (columns + 1) if columns else 1) * adapter * FLOAT,
         sampling=sampling,
         decoding=decoding,
         training=training[0],

@@ -5,9 +5,9 @@ Image j of prompt i starts from noise drawn for (evaluation seed, i, j) alone. T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ class Evaluation:
     images_per_prompt: int
     table: RewardTable
     """[N, K] with N = len(prompts) * images_per_prompt"""
-    images: Tensor
-    """[N, H, W, 3] uint8, videos [N, F, H, W, 3]; empty where they were not wanted, or belong to another process"""
+    pictures: Mapping[int, Tensor] = field(default_factory=dict)
+    """By row, those asked for: [H, W, 3] uint8, videos [F, H, W, 3]; the first process has those of all"""
 
     @property
     def means(self) -> dict[str, float]:
@@ -85,12 +85,12 @@ def evaluate(
     size: RolloutConfig,
     on_images: Callable[[int], None] = lambda images: None,
     world: World | None = None,
-    pictures: bool = True,
+    pictures: Collection[int] = (),
 ) -> Evaluation:
     """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape.
 
-    The processes of ``world`` take whole batches, and all of them get all scores. ``pictures``: the first one gets all
-    images.
+    The processes of ``world`` take whole batches, and all of them get all scores. ``pictures``: rows whose images the
+    first one gets. The others are dropped as soon as they are scored: all of a benchmark's do not fit into memory.
     """
     world = world or World()
     chosen = evaluated_prompts(prompts, config)
@@ -98,7 +98,10 @@ def evaluate(
     shape = model.latent_shape(size.height, size.width, size.frames)
     sigmas = model.sigmas(config.steps, shape)
     batches = [work[start : start + config.batch_size] for start in range(0, len(work), config.batch_size)]
-    own = [batches[i] for i in world.share(len(batches))]
+    share = world.share(len(batches))
+    own = [batches[i] for i in share]
+    wanted = frozenset(pictures)
+    prompt_cache.prepare([prompt.text for batch in own for prompt, _ in batch])
 
     def draw_batch(batch: list[tuple[Prompt, int]]) -> Drawn:
         padded = batch + [batch[-1]] * (config.batch_size - len(batch))
@@ -106,10 +109,10 @@ def evaluate(
         conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
         return draw(model, noise, conditioning, sigmas, config.solver)
 
-    images: list[Tensor] = []
+    kept: dict[int, Tensor] = {}
     failure: NonFinite | None = None
     with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
-        for batch in own:
+        for place, batch in zip(share, own, strict=True):
             drawn = draw_batch(batch)
             failure = failure or drawn.failure
             if failure is not None:
@@ -117,8 +120,8 @@ def evaluate(
                     break
                 continue  # the others wait for the passes of this process
             shown = drawn.images[: len(batch)]
-            if pictures:
-                images.append(shown)
+            rows = enumerate(shown, place * config.batch_size)
+            kept |= {row: image.clone() for row, image in rows if row in wanted}  # a view would keep its whole batch
             # In lockstep a reward's failure waits for `finish`: nobody may leave the others alone.
             with suppress(RunStopped) if world.lockstep else nullcontext():
                 scoring.add(shown)
@@ -132,7 +135,6 @@ def evaluate(
     table = RewardTable(
         scorer.names, torch.cat([part.values for part in tables]), torch.cat([part.applicable for part in tables])
     )
-    kept = [batch for part in world.gather_first(images) for batch in part] if pictures else []
-    return Evaluation(
-        chosen, config.images_per_prompt, table, torch.cat(kept) if kept else torch.empty(0, dtype=torch.uint8)
-    )
+    everyones = world.gather_first(kept) if wanted else []
+    found = {row: image for part in everyones for row, image in part.items()}
+    return Evaluation(chosen, config.images_per_prompt, table, found)

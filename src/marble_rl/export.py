@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -33,11 +35,10 @@ def export_lora(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | No
         "rewards": list(config.trained_rewards),
         "balance": config.balance.type,
     }
-    with storage_errors(str(out)):
-        out.mkdir(parents=True, exist_ok=True)
+    with _whole(out):
         opened.model.write_lora(out, adapter)
         write_json(out / CARD, note)
-    return _describe(opened, adapter, out, run, merged=False)
+        return _describe(opened, adapter, out, run, merged=False)
 
 
 def export_merged(opened: Opened, adapter: Adapter, out: Path, run: RunFolder, dtype: torch.dtype) -> list[str]:
@@ -47,23 +48,35 @@ def export_merged(opened: Opened, adapter: Adapter, out: Path, run: RunFolder, d
     opened.policy.merge(adapter)
     pipeline = opened.model.pipeline
     pipeline.vae.to(memory_format=torch.contiguous_format)  # safetensors stores no other
-    with storage_errors(str(out)):
-        out.mkdir(parents=True, exist_ok=True)
+    with _whole(out):
         pipeline.to(dtype).save_pretrained(out)
-    return _describe(opened, adapter, out, run, merged=True)
+        return _describe(opened, adapter, out, run, merged=True)
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[None]:
+    """All of an export, or nothing: half a pipeline in the folder would look like one."""
+    with storage_errors(str(out), "export again"):
+        out.mkdir(parents=True, exist_ok=True)
+        before = set(out.iterdir())
+        try:
+            yield
+        except BaseException:
+            for entry in set(out.iterdir()) - before:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            raise
 
 
 def _describe(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None, *, merged: bool) -> list[str]:
     assert opened.config is not None
     evaluation, remarks = (None, []) if run is None else read_evaluation(run, adapter, opened.step)
-    with storage_errors(str(out)):
-        picture = None
-        if run is not None and evaluation is not None and (run.evaluation / GRID).is_file():
-            shutil.copyfile(run.evaluation / GRID, out / GRID)
-            picture = GRID
-        write_bytes(out / CONFIG, to_yaml(opened.config).encode())
-        card = model_card(
-            opened.model, opened.config, opened.step, adapter, evaluation=evaluation, picture=picture, merged=merged
-        )
-        write_bytes(out / "README.md", card.encode())
+    picture = None
+    if run is not None and evaluation is not None and (run.evaluation / GRID).is_file():
+        shutil.copyfile(run.evaluation / GRID, out / GRID)
+        picture = GRID
+    write_bytes(out / CONFIG, to_yaml(opened.config).encode())
+    card = model_card(
+        opened.model, opened.config, opened.step, adapter, evaluation=evaluation, picture=picture, merged=merged
+    )
+    write_bytes(out / "README.md", card.encode())
     return remarks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from marble_rl.storage import storage_errors, write_bytes
+from marble_rl.storage import RESUME, storage_errors, write_bytes
 
 MIN_TILE = 96
 MARGIN = 6
@@ -129,37 +130,46 @@ def _enlarged(pixels: Tensor, size: int) -> Image.Image:
     return picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.BICUBIC)
 
 
-def save_sample(pixels: Tensor, path: Path) -> Path:
-    """Write an image [H, W, 3] as PNG, or a video [F, H, W, 3] as animated WebP; returns ``path`` with the suffix."""
+def save_sample(pixels: Tensor, path: Path, then: str = RESUME) -> Path:
+    """Write an image [H, W, 3] as PNG, or a video [F, H, W, 3] as animated WebP; returns ``path`` with the suffix.
+
+    Where there is such a file it is kept, and the name numbered on. ``then``: what to do where it cannot be written.
+    """
     if pixels.ndim == 3:
-        file = path.with_name(f"{path.name}.png")
-        save_image(Image.fromarray(pixels.numpy()), file)
+        file = _unused(path.with_name(f"{path.name}.png"))
+        save_image(Image.fromarray(pixels.numpy()), file, then)
     else:
-        file = path.with_name(f"{path.name}.webp")
-        save_small(pixels, file)
+        file = _unused(path.with_name(f"{path.name}.webp"))
+        save_small(pixels, file, then)
     return file
 
 
-def save_small(pixels: Tensor, path: Path) -> None:
+def _unused(file: Path) -> Path:
+    """The name itself, or the first of `name-2`, `name-3`, ... that is free."""
+    further = (file.with_name(f"{file.stem}-{number}{file.suffix}") for number in itertools.count(2))
+    return next(name for name in itertools.chain([file], further) if not name.exists())
+
+
+def save_small(pixels: Tensor, path: Path, then: str = RESUME) -> None:
     """Write an image [H, W, 3] or a video [F, H, W, 3] as WebP: a tenth of a PNG's size, with slight losses."""
     frames = pixels if pixels.ndim == 4 else pixels[None]
     first, *others = (Image.fromarray(frame) for frame in frames.numpy())
     animation = {"save_all": True, "append_images": others, "duration": round(1000 / FRAMES_PER_SECOND), "loop": 0}
-    _write(first, path, "WEBP", quality=90, **(animation if others else {}))
+    _write(first, path, then, "WEBP", quality=90, **(animation if others else {}))
 
 
-def save_image(image: Image.Image, path: Path) -> None:
+def save_image(image: Image.Image, path: Path, then: str = RESUME) -> None:
     """As PNG, with the prompts of a grid."""
     told = PngInfo()
     if ROWS in image.info:
         told.add_itxt(ROWS, image.info[ROWS])
-    _write(image, path, "PNG", pnginfo=told)
+    _write(image, path, then, "PNG", pnginfo=told)
 
 
-def _write(image: Image.Image, path: Path, kind: str, **options: Any) -> None:
+def _write(image: Image.Image, path: Path, then: str, kind: str, **options: Any) -> None:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
-    with storage_errors(str(path)):
+    with storage_errors(str(path), then):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, buffer.getvalue())
 

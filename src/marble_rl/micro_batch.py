@@ -3,6 +3,9 @@
 It begins with 64, or with all samples of an update if they are fewer. Whenever memory runs out, the same gradients are
 computed again with half as many: nothing was changed by the attempt that failed. The size is saved in checkpoints, so
 that a resumed run cuts its samples as the uninterrupted one does; the sum over samples is the same up to rounding.
+
+Several processes each find what fits them while they compute; after every update all go on with the smallest size. So
+between updates there is one size, which the checkpoint of the first process holds for all.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import Literal, TypeVar
 
 import torch
 
+from marble_rl.distributed import World
+from marble_rl.errors import MarbleError
 from marble_rl.out_of_memory import is_out_of_memory
 
 T = TypeVar("T")
@@ -32,14 +37,29 @@ class MicroBatch:
         while True:
             try:
                 return compute(self.size)
+            except MarbleError:
+                raise  # a stop on purpose, also one that another process ran out of memory for
             except (MemoryError, RuntimeError) as error:
                 if not self._auto or self.size == 1 or not is_out_of_memory(error):
                     raise
             # Outside of the handler: the error's traceback held on to the tensors of the failed attempt.
             self.size = (self.size + 1) // 2
-            self._say(f"memory ran out: {self.size} samples a training pass from here on (trainer.micro_batch: auto)")
+            self._say(f"memory ran out: {self._from_here_on}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+    def agree(self, world: World) -> None:
+        """Go on with the smallest size of all processes."""
+        if not self._auto:
+            return
+        smallest = -world.largest(-self.size)
+        if smallest < self.size:
+            self.size = smallest
+            self._say(f"memory ran out in another process: {self._from_here_on}")
+
+    @property
+    def _from_here_on(self) -> str:
+        return f"{self.size} samples a training pass from here on (trainer.micro_batch: auto)"
 
     def state_dict(self) -> dict[str, int]:
         """Nothing where the config sets the size: a run that is continued with `auto` begins with 64."""

@@ -117,12 +117,13 @@ def _scores(evaluation: Evaluation, weights: str) -> str:
     names = list(evaluation["weights"])
     compared = evaluation["differences"] if (names[0], names[-1]) == (BASE, weights) else {}
     rows = ["| reward | before | after | difference | 95 % interval |", "|---|---|---|---|---|"]
-    for name in before:
+    for name in {**before, **after}:
         found = compared.get(name)
         interval = f"{found['low']:+.4f} to {found['high']:+.4f}" if found else ""
         mark = "*" if name in evaluation["held_out_rewards"] else ""
-        difference = after[name] - before[name]
-        rows.append(f"| {name}{mark} | {before[name]:.4f} | {after[name]:.4f} | {difference:+.4f} | {interval} |")
+        difference = f"{after[name] - before[name]:+.4f}" if name in before and name in after else ""
+        means = [f"{of[name]:.4f}" if name in of else "" for of in (before, after)]
+        rows.append(f"| {name}{mark} | {means[0]} | {means[1]} | {difference} | {interval} |")
     images = evaluation["weights"][weights]["images"]
     prompts = len({image["index"] for image in images})
     rows += ["", f"Mean over {len(images)} samples of {prompts} prompts, with the same seeds before and after."]

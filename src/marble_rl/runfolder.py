@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from marble_rl import __version__
-from marble_rl.checkpoint import version_of
+from marble_rl.checkpoint import checkpoint_steps, version_of
 from marble_rl.config import RunConfig, dump_config, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed import World
@@ -110,10 +110,11 @@ class RunFolder:
         all of its run.
 
         Bad input that only shows once the model is loaded leaves no trace of a run that never began, and whatever else
-        was there.
+        was there; of one that never went on, the config that it had.
         """
-        fresh = not self.exists
         before = set(self.path.iterdir()) if self.path.is_dir() else None
+        config_before = self.config.read_bytes() if self.exists else None
+        steps_before = checkpoint_steps(self.checkpoints)
         with ExitStack() as held:
             with world.agreed():
                 if world.first:
@@ -123,8 +124,12 @@ class RunFolder:
             try:
                 yield
             except InputError:
-                if world.first and fresh and not self.checkpoints.exists():
-                    self._remove_but(before)
+                if world.first and checkpoint_steps(self.checkpoints) == steps_before:
+                    if config_before is None:
+                        self._remove_but(before)
+                    else:
+                        with storage_errors(f"run folder {self.path}"):
+                            write_bytes(self.config, config_before)
                 raise
 
     def _remove_but(self, before: set[Path] | None) -> None:

@@ -8,23 +8,55 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from marble_rl.errors import StorageFailed
+from marble_rl.errors import InputError, StorageFailed
+
+RESUME = "continue with --resume"
+"""What helps a run whose files could not be written."""
 
 
 @contextmanager
-def storage_errors(what: str, then: str = "continue with --resume") -> Iterator[None]:
+def storage_errors(what: str, then: str = RESUME) -> Iterator[None]:
     """Turn a refused write into a clean stop that says what could not be written, and what to do ``then``."""
     try:
         yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        fix = "Free some space" if _is_full(error) else "Mend that"
+        raise StorageFailed(f"cannot write {what}: {reason}. {fix} and {then}") from error
+
+
+def _is_full(error: OSError | SafetensorError) -> bool:
+    numbers = (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, OSError):
+        return error.errno in numbers
+    return any(os.strerror(number) in str(error) for number in numbers)  # it quotes the system's words
+
+
+@contextmanager
+def output_folder(out: Path) -> Iterator[None]:
+    """See that --out can be written to before the work that is to fill it. Folders created for it that stay empty,
+    because something else was wrong, are removed."""
+    try:
+        created = [folder for folder in (out, *out.parents) if not folder.exists()]
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
     except OSError as error:
-        fix = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Mend that"
-        raise StorageFailed(f"cannot write {what}: {error.strerror or error}. {fix} and {then}") from error
+        raise InputError(f"--out: cannot write to {out}: {error.strerror}; give another folder") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the first that is not empty
+            for folder in created:
+                folder.rmdir()
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -284,13 +284,15 @@ class Trainer:
                     columns,
                     self.config.loss,
                     per_column=per_column,
+                    micro_batch=self.micro_batch,
                     method=method,
                     verify=first,
                     metric=metric,
                     on_rows=on_rows,
                     world=self.world,
                 )
-                result = self.micro_batch.applied(lambda size: self.scale.applied(partial(compute, micro_batch=size)))
+                result = self.scale.applied(compute)
+                self.micro_batch.agree(self.world)
             except FusedMismatch as mismatch:
                 raise InputError(
                     f"balance.gradients: fused gives a wrong gradient of {self.policy.names[mismatch.position]}, "
@@ -480,7 +482,6 @@ class Trainer:
                 c.evaluation,
                 c.rollout,
                 world=self.world,
-                pictures=False,
             )
         return {f"eval/{name}": mean for name, mean in result.means.items()}
 

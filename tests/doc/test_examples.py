@@ -98,7 +98,7 @@ def test_geneval_score_of_the_prompts_page_is_the_mean_over_tasks(tmp_path: Path
     prompts = read_prompt_file(tmp_path / "evaluation_metadata.jsonl").prompts
     scores = torch.tensor([[1.0], [1.0], [1.0], [0.0], [0.0], [0.0]])  # two images of each prompt
     table = RewardTable(("geneval",), scores, torch.ones_like(scores, dtype=torch.bool))
-    result = Evaluation(prompts, 2, table, torch.zeros(6, 1, 1, 3, dtype=torch.uint8))
+    result = Evaluation(prompts, 2, table)
     report = EvaluationReport({"ema": result}, None, frozenset(), tmp_path)
     (tmp_path / "scores.json").write_text(json.dumps(report.to_json()))
     found = run(page, line, code)["geneval_by_task"](tmp_path / "scores.json", tmp_path / "evaluation_metadata.jsonl")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,12 +18,22 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors import SafetensorError, safe_open
 
-from marble_rl import load_config
+from marble_rl import inference, load_config
+from marble_rl.config.schema import EvaluationConfig, PromptSourceConfig, RewardConfig, RolloutConfig
 from marble_rl.distributed import World
+from marble_rl.errors import NonFinite
+from marble_rl.evaluate import evaluate
+from marble_rl.export import export_lora
 from marble_rl.model_card import model_card
 from marble_rl.models import load_model
+from marble_rl.models.base import PromptCache
+from marble_rl.prompts import load_prompts
+from marble_rl.rewards.brightness import Brightness
+from marble_rl.rewards.scoring import Scorer
 from marble_rl.rollout.rollout import Drawn, draw
+from marble_rl.runfolder import RunFolder
 from runs import lora_bytes, marble, metrics, train, write_config
 
 PLAIN_DIFFUSERS = """
@@ -86,11 +98,32 @@ def test_plain_diffusers_reproduces_our_samples(run: Path, tiny_sd3: Path, tmp_p
     assert np.abs(base["latents"] - plain["latents"]).max() > 1e-2
 
 
+def test_a_lora_says_no_more_of_itself_than_any_peft_understands(run: Path) -> None:
+    with safe_open(run / "lora" / "pytorch_lora_weights.safetensors", "pt") as file:
+        metadata = json.loads(file.metadata()["lora_adapter_metadata"])
+    assert metadata["transformer.r"] == 2
+    assert metadata["transformer.lora_alpha"] == 8
+    assert metadata.keys() == {"transformer.r", "transformer.lora_alpha", "transformer.target_modules"}
+
+
 def test_the_runs_own_lora_folder_is_the_exported_one(run: Path, tmp_path: Path) -> None:
     assert marble("export", run, "--out", tmp_path / "exported").code == 0
     assert (tmp_path / "exported" / "pytorch_lora_weights.safetensors").read_bytes() == lora_bytes(run)
     assert marble("export", run, "--out", tmp_path / "raw", "--weights", "default").code == 0
     assert (tmp_path / "raw" / "pytorch_lora_weights.safetensors").read_bytes() != lora_bytes(run)
+
+
+def test_a_lora_is_exported_without_the_weights_of_its_model(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file as with them, byte for byte."""
+    opened = inference.open_target(str(run), device="cpu", plain=True)
+    export_lora(opened, "old", tmp_path / "loaded", RunFolder(run))
+    monkeypatch.setattr(inference, "load_model", no_model)
+    assert marble("export", run, "--out", tmp_path / "lora", "--weights", "old").code == 0
+    loaded, exported = ({file.name: file.read_bytes() for file in (tmp_path / n).iterdir()} for n in ("loaded", "lora"))
+    assert len(exported) == 4
+    assert exported == loaded
 
 
 def test_sample_from_an_exported_lora(run: Path, tmp_path: Path) -> None:
@@ -104,6 +137,77 @@ def test_sample_from_an_exported_lora(run: Path, tmp_path: Path) -> None:
         pictures = [tmp_path / "samples" / name / f"seed-{seed}.png" for name in ("run", "lora", "file")]
         first, *others = (np.asarray(Image.open(picture), dtype=int) for picture in pictures)
         assert all(np.abs(first - other).max() <= 1 for other in others)
+
+
+@pytest.fixture(scope="module")
+def lora(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run's, exported."""
+    folder = tmp_path_factory.mktemp("exported") / "lora"
+    assert marble("export", run, "--out", folder).code == 0
+    return folder
+
+
+def test_a_lora_can_be_left_off(run: Path, lora: Path, tmp_path: Path) -> None:
+    """Which gives the samples of the run's base."""
+    pictures = {}
+    off = ("--weights", "base")
+    for name, arguments in {"run": (run, *off), "lora": (lora, *off), "on": (lora,)}.items():
+        outcome = marble("sample", *arguments, "--prompt", "a kite", "--steps", 3, "--out", tmp_path / name)
+        assert outcome.code == 0, outcome.err
+        pictures[name] = np.asarray(Image.open(tmp_path / name / "seed-0.png"), dtype=int)
+    assert np.array_equal(pictures["run"], pictures["lora"])
+    assert np.abs(pictures["lora"] - pictures["on"]).max() > 1
+
+
+def test_a_lora_against_its_base(run: Path, lora: Path, config_file: Path, tmp_path: Path) -> None:
+    both = ("--config", config_file, "--weights", "base", "--weights", "given", "--set", "evaluation.limit=1")
+    found = scores(lora, *both, "--out", tmp_path / "lora")
+    known = scores(run, "--set", "evaluation.limit=1", "--out", tmp_path / "run")
+    assert list(found) == ["base", "given"]
+    assert found["base"] == known["base"]
+    assert found["given"] != found["base"]
+
+
+def test_options_that_do_not_apply_are_refused(run: Path, lora: Path, tiny_sd3: Path, config_file: Path) -> None:
+    sample, evaluate = ("sample", "--prompt", "x"), ("evaluate", "--config", config_file)
+    for (command, *given), target, option, value, says in [
+        (sample, lora, "--weights", "ema", "a LoRA; use one of given, base"),
+        (sample, lora, "--step", 3, "a LoRA, which has no checkpoints; leave it out"),
+        (sample, tiny_sd3, "--step", 3, "a pipeline, which has no checkpoints; leave it out"),
+        (sample, tiny_sd3, "--weights", "base", "a pipeline; leave it out"),
+        (sample, tiny_sd3, "--model", "mini", "a pipeline, which says its own; leave it out"),
+        (sample, run, "--model", "mini", "a run, which says its own; leave it out"),
+        (sample, run, "--weights", "given", "a run; use one of ema, default, old, base"),
+        (evaluate, tiny_sd3, "--weights", "base", "a pipeline; leave it out"),
+        (evaluate, lora, "--step", 3, "a LoRA, which has no checkpoints; leave it out"),
+        (evaluate, run, "--model", "mini", "a run, which says its own; leave it out"),
+        (evaluate, run, "--set", "model.path=mini", "a run, is evaluated with its own model.path"),
+        (evaluate, run, "--set", "model.text_length=8", "a run, is evaluated with its own model.text_length"),
+        (evaluate, run, "--set", "model.device=cpu", "give --device"),
+        (evaluate, run, "--set", "model={path: mini}", "a run, is evaluated with its own model"),
+        (evaluate, lora, "--set", "model.guidance=2", "a LoRA, is evaluated with its own model.guidance"),
+        (evaluate, tiny_sd3, "--set", "model.path=mini", "a pipeline, is evaluated with its own model.path"),
+    ]:
+        outcome = marble(command, target, *given, option, value, "--out", config_file.parent / "out")
+        assert outcome.code == 2
+        for words in (option, str(value), says):
+            assert words in outcome.err
+        assert not (config_file.parent / "out").exists()
+
+
+def test_settings_of_the_model_are_heeded(
+    run: Path, lora: Path, tiny_sd3: Path, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run those that save memory, by a LoRA and a pipeline also the config's others."""
+    loaded: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(inference, "load_model", lambda *how: (loaded.append(how), load_model(*how))[1])
+    few = ("--set", "evaluation.limit=1", "--set", "model.decoding=tiled", "--out", tmp_path)
+    for target in (run, lora, tiny_sd3):
+        scores(target, "--config", config_file, *few)
+    scores(run, "--weights", "ema", *few)
+    for path, _, text_length, _, memory in loaded:
+        assert (path, text_length, memory.decoding) == (str(tiny_sd3), 16, "tiled")
+    assert len(loaded) == 4
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +323,71 @@ def test_export_refuses_to_overwrite(run: Path, tmp_path: Path) -> None:
     assert "not empty" in outcome.err
 
 
+def no_model(*arguments: Any) -> None:
+    raise AssertionError("the model was loaded")
+
+
+def test_a_folder_that_cannot_be_written_is_told_of_first(
+    run: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "load_model", no_model)
+    for command, *arguments in (("sample", "--prompt", "x"), ("evaluate",), ("export",), ("export", "--merged")):
+        outcome = marble(command, run, *arguments, "--out", config_file / "out")
+        assert outcome.code == 2
+        assert f"--out: cannot write to {config_file / 'out'}" in outcome.err
+
+
+def test_other_bad_input_leaves_no_folder(run: Path, tiny_sd3: Path, config_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    for command, *arguments in (
+        ("evaluate", run, "--prompts", tmp_path / "nowhere.txt"),
+        ("evaluate", tmp_path / "nowhere", "--config", config_file),
+        ("evaluate", run, "--step", 5),
+        ("sample", tmp_path / "nowhere", "--prompt", "x"),
+        ("export", run, "--step", 5),
+    ):
+        assert marble(command, *arguments, "--out", out).code == 2
+        assert not (tmp_path / "new").exists()
+    out.mkdir(parents=True)
+    assert marble("export", run, "--step", 5, "--out", out).code == 2
+    assert out.exists()  # it was there before
+
+
+def test_a_failed_export_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from diffusers import StableDiffusion3Pipeline
+
+    def save(self: Any, folder: Path) -> None:
+        (folder / "transformer").mkdir()
+        (folder / "model_index.json").touch()
+        raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(errno.ENOSPC)} (os error 28)")
+
+    monkeypatch.setattr(StableDiffusion3Pipeline, "save_pretrained", save)
+    outcome = marble("export", run, "--out", tmp_path / "merged", "--merged")
+    assert outcome.code == 3
+    assert f"cannot write {tmp_path / 'merged'}: Error while serializing" in outcome.err
+    assert outcome.err.strip().endswith("Free some space and export again")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_samples_are_saved_one_by_one(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none takes the place of an earlier one."""
+    given = ("sample", run, "--steps", 2, "--out", tmp_path)
+    assert marble(*given, "--prompt", "a kite").code == 0
+    kite = (tmp_path / "seed-0.png").read_bytes()
+    samples = iter([inference.sample])
+
+    def failing(*arguments: Any) -> Any:
+        for sample in samples:
+            return sample(*arguments)
+        raise NonFinite("no more")
+
+    monkeypatch.setattr(inference, "sample", failing)
+    outcome = marble(*given, "--prompt", "a drum", "--images", 2)
+    assert outcome.code == 3
+    assert outcome.out.split() == [str(tmp_path / "seed-0-2.png")]
+    assert (tmp_path / "seed-0.png").read_bytes() == kite != (tmp_path / "seed-0-2.png").read_bytes()
+
+
 def scores(*arguments: object) -> dict[str, dict[tuple[str, int], dict[str, float | None]]]:
     """Scores by weights and (prompt, image number)."""
     outcome = marble("evaluate", *arguments, "--json")
@@ -280,6 +449,61 @@ def test_evaluation_during_training_keeps_no_pictures(
     train(config_file, tmp_path / "run", *one)
     assert len(pictures) == 7
     assert max(alive) == 1
+
+
+def test_only_the_pictures_asked_for_are_kept(tiny_sd3: Path) -> None:
+    """Those of rows, whatever batches they were drawn in."""
+    model = load_model(str(tiny_sd3), torch.device("cpu"), 16)
+    scorer = Scorer([RewardConfig(type="brightness", name="bright")], {"bright": Brightness()})
+    scorer.load(torch.device("cpu"))
+    prompts = load_prompts([PromptSourceConfig(name="a", texts=["a cup", "a hat", "a kite"])], "prompts")
+
+    def pictures(batch_size: int, **asked: Any) -> dict[int, torch.Tensor]:
+        settings = EvaluationConfig(steps=2, batch_size=batch_size, images_per_prompt=2)
+        return dict(evaluate(model, PromptCache(model), scorer, prompts, settings, RolloutConfig(), **asked).pictures)
+
+    every = pictures(6, pictures=range(6))
+    assert sorted(every) == list(range(6))
+    some = pictures(4, pictures=[0, 5])
+    assert sorted(some) == [0, 5]
+    for row, picture in some.items():
+        assert (picture.int() - every[row].int()).abs().max() <= 1
+        assert picture.untyped_storage().nbytes() == picture.numel()  # not a view of a batch
+    assert pictures(4) == {}
+
+
+def test_an_evaluation_takes_the_place_of_its_own_pictures_only(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only when its scores are written: until then the files are those of the scores that are there."""
+
+    def listed() -> set[str]:
+        entries = json.loads((tmp_path / "scores.json").read_text())["pictures"]
+        return {file for entry in entries for file in entry["files"].values()}
+
+    def kept() -> set[str]:
+        return {str(file.relative_to(tmp_path)) for file in (tmp_path / "images").iterdir()}
+
+    given = ("evaluate", run, "--out", tmp_path, "--set", "evaluation.limit=1")
+    assert marble(*given, "--weights", "base", "--weights", "ema").code == 0
+    first = listed()
+    assert kept() == first
+    (tmp_path / "images" / "mine.webp").touch()
+    with monkeypatch.context() as broken:
+        broken.setattr("marble_rl.evaluation_report.write_json", lambda *_: os.stat(tmp_path / "nowhere"))
+        outcome = marble(*given, "--weights", "old")
+    assert outcome.code == 3
+    assert outcome.err.strip().endswith("Mend that and evaluate again")
+    assert kept() >= first == listed()
+    assert marble(*given, "--weights", "old").code == 0
+    assert kept() == {*listed(), "images/mine.webp"}
+    assert not listed() & first
+
+
+def test_without_a_terminal_an_evaluation_says_how_far_it_is(run: Path, tmp_path: Path) -> None:
+    outcome = marble("evaluate", run, "--weights", "old", "--out", tmp_path, "--set", "evaluation.batch_size=4")
+    told = [line for line in outcome.err.splitlines() if line.startswith("evaluating old: ")]
+    assert told == ["evaluating old: 50 % of 7 images", "evaluating old: 100 % of 7 images"]
 
 
 def test_held_out_rewards_are_scored_but_not_trained(tiny_sd3: Path, tmp_path: Path) -> None:

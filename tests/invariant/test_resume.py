@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from marble_rl.config import load_config
+from marble_rl.distributed import World
+from marble_rl.errors import InputError
+from marble_rl.runfolder import RunFolder
 from runs import lora_bytes, marble, metrics, start, train, write_config
 
 
@@ -121,6 +125,31 @@ def test_resuming_a_finished_run_changes_nothing(whole: Path, config_file: Path,
     train(config_file, run, "--resume")
     assert lora_bytes(run) == lora_bytes(whole)
     assert metrics(run) == metrics(whole)
+
+
+def test_settings_that_turn_out_bad_are_not_left_in_the_run(whole: Path, config_file: Path, tmp_path: Path) -> None:
+    """Found once the model is loaded: Stable Diffusion 3 has no choice of attention."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    outcome = marble("train", config_file, "--out", run, "--resume", "--set", "model.attention=native")
+    assert outcome.code == 2
+    assert (run / "config.json").read_bytes() == (whole / "config.json").read_bytes()
+    outcome = marble("sample", run, "--prompt", "a cup", "--steps", 2, "--out", tmp_path / "samples")
+    assert outcome.code == 0, outcome.err
+
+
+def test_settings_that_a_run_went_on_with_stay(whole: Path, config_file: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    folder, config = RunFolder(tmp_path / "run"), load_config(config_file, ["trainer.steps=20"])
+
+    def goes_on() -> None:
+        with folder.opened(config, World()):
+            shutil.copytree(folder.checkpoints / "step-8", folder.checkpoints / "step-11")
+            raise InputError("found late")
+
+    with pytest.raises(InputError, match="found late"):
+        goes_on()
+    assert folder.load_config().trainer.steps == 20
 
 
 def test_second_run_into_the_same_folder_is_refused(whole: Path, config_file: Path) -> None:

@@ -125,6 +125,7 @@ def test_pieces_have_the_same_numbers_and_noise_whoever_computes_them(size: int,
     def pieces(share: tuple[Group, ...]) -> set[tuple[Any, ...]]:
         rollout = rollout_of(share, drawn, group_size)
         batch = training_batch(rollout, 1, LossConfig(timesteps_per_sample=2), seed=3, step=7)
+        assert batch.x0.untyped_storage().data_ptr() == rollout.x0.untyped_storage().data_ptr(), "a copy"
         found = set()
         for number, rows, level in batch.pieces(micro_batch):
             noise = batch.noise(rows, level)

@@ -13,9 +13,13 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from marble_rl.bootstrap import Difference, paired_difference
+from marble_rl.bootstrap import LEVEL, RESAMPLES, Difference, paired_difference, resampled_mean
+from marble_rl.evaluate import Evaluation
+from marble_rl.evaluation_report import EvaluationReport
 from marble_rl.images import Card, Picture, comparison
+from marble_rl.model_card import _scores
 from marble_rl.summary import print_summary
+from marble_rl.types import Prompt, RewardTable
 
 
 def normal(count: int, seed: int) -> torch.Tensor:
@@ -59,6 +63,16 @@ def test_intervals_are_seeded() -> None:
     assert paired_difference(before, after, seed=1) != paired_difference(before, after, seed=2)
 
 
+@pytest.mark.parametrize("at_once", [1, 1000, 12_345, 1 << 20])
+def test_resampling_in_parts_changes_nothing(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit what all resamples drawn at once give."""
+    values = normal(67, 5).numpy()
+    rows = np.random.default_rng(3).integers(len(values), size=(RESAMPLES, len(values)))
+    low, high = np.quantile(values[rows].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    monkeypatch.setattr("marble_rl.bootstrap.AT_ONCE", at_once)
+    assert resampled_mean(values, 3) == (values.mean(), low, high)
+
+
 @pytest.mark.parametrize(
     ("low", "high", "significant"), [(0.1, 0.3, True), (-0.3, -0.1, True), (-0.1, 0.3, False), (0.0, 0.3, False)]
 )
@@ -71,6 +85,51 @@ def test_large_differences_are_significant_and_chance_is_not() -> None:
     assert paired_difference(noise, noise + 1 + 0.5 * normal(60, 4)).significant
     assert paired_difference(noise, noise - 1 + 0.5 * normal(60, 4)).significant
     assert not paired_difference(noise, noise + normal(60, 4) - normal(60, 4).mean()).significant
+
+
+def evaluation(**scores: list[float | None]) -> Evaluation:
+    """One image of each prompt."""
+    columns = [[0.0 if score is None else score for score in column] for column in scores.values()]
+    applicable = [[score is not None for score in column] for column in scores.values()]
+    table = RewardTable(tuple(scores), torch.tensor(columns, dtype=torch.float64).T, torch.tensor(applicable).T)
+    return Evaluation([Prompt(i, f"prompt {i}", "s") for i in range(len(table.values))], 1, table)
+
+
+def compared(base: Evaluation, ema: Evaluation, capsys: pytest.CaptureFixture[str]) -> tuple[dict, str, str]:
+    """scores.json, the printed table and that of the model card."""
+    report = EvaluationReport({"base": base, "ema": ema}, 8, frozenset(), Path("out"))
+    scores = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    report.print()
+    return scores, capsys.readouterr().out, _scores(scores, "ema")
+
+
+def test_nothing_is_told_from_one_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where others have a score of another reward only: no interval, no verdict."""
+    base = evaluation(all=[0.1, 0.2, 0.3], one=[None, 0.25, None])
+    scores, table, card = compared(base, evaluation(all=[0.3, 0.4, 0.5], one=[None, 0.75, None]), capsys)
+    assert list(scores["differences"]) == ["all"]
+    cells = {row.split()[0]: row.split() for row in table.splitlines() if row.split()[:1] in (["all"], ["one"])}
+    assert cells["one"] == ["one", "0.2500", "0.7500", "+0.5000"]
+    assert cells["all"][-1] == "up"
+    assert "no interval: fewer than 2 prompts" in table
+    assert "| one | 0.2500 | 0.7500 | +0.5000 |  |" in card
+    assert "| all | 0.2000 | 0.4000 | +0.2000 | +0.2000 to +0.2000 |" in card
+
+
+@pytest.mark.parametrize("silent", ["base", "ema"])
+def test_a_reward_may_be_silent_on_one_of_the_weights(silent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = evaluation(all=[0.1, 0.2], odd=[0.5, 0.5])
+    unknown = evaluation(all=[0.1, 0.2], odd=[None, None])
+    base, ema = (unknown, known) if silent == "base" else (known, unknown)
+    scores, table, card = compared(base, ema, capsys)
+    assert list(scores["differences"]) == ["all"]
+    assert [row.split() for row in table.splitlines() if row.split()[:1] == ["odd"]] == [["odd", "0.5000"]]
+    assert ("| odd |  | 0.5000 |  |  |" if silent == "base" else "| odd | 0.5000 |  |  |  |") in card
+
+
+def test_weights_without_a_common_prompt_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    base, ema = (evaluation(odd=scores) for scores in ([0.1, 0.2, None, None], [None, None, 0.3, 0.4]))
+    assert compared(base, ema, capsys)[0]["differences"] == {}
 
 
 def printed(lines: list[dict[str, float]], rewards: list[str], folder: Path) -> str:

@@ -68,6 +68,13 @@ def test_an_image_is_written_as_png_and_a_video_as_animation(tmp_path: Path) -> 
             assert animation.info["duration"] in (62, 63)
 
 
+def test_a_sample_does_not_take_the_place_of_another(tmp_path: Path) -> None:
+    files = [save_sample(video()[i], tmp_path / "seed-0") for i in range(3)]
+    assert [file.name for file in files] == ["seed-0.png", "seed-0-2.png", "seed-0-3.png"]
+    for i, file in enumerate(files):
+        assert np.array_equal(np.asarray(Image.open(file)), video()[i].numpy())
+
+
 def test_a_grid_can_be_taken_apart_again(tmp_path: Path) -> None:
     prompts = ['a "ball" <b>', "very long " * 2000]
     save_image(image_grid([(prompt, video()[:2]) for prompt in prompts], tile=20), tmp_path / "grid.png")

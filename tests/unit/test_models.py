@@ -112,6 +112,24 @@ def test_a_config_with_such_a_setting_is_refused_before_anything_is_loaded(confi
         check_inputs(load_config(config_file, [setting]))
 
 
+def test_a_model_folder_is_found_from_the_config_and_from_where_the_command_is_typed(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that stays relative passes for an id on the hub as soon as the run is opened from elsewhere."""
+    typed_in = tmp_path / "elsewhere"
+    for folder in (typed_in / "build" / "mine", typed_in / "build" / "both", config_file.parent / "build" / "both"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(typed_in)
+
+    def path(given: str) -> str:
+        return load_config(config_file, [f"model.path={given}"]).model.path
+
+    assert path("build/mine") == str(typed_in / "build" / "mine")
+    assert path("build/both") == str(config_file.parent / "build" / "both")
+    assert path("owner/name") == "owner/name"
+    assert path("mini") == "mini"
+
+
 def test_a_size_can_shift_the_levels_of_sd3(model: SD3Model) -> None:
     """As the scheduler's own pipeline computes mu."""
     from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
@@ -483,6 +501,39 @@ def test_text_encoders_visit_the_device_only_to_encode(model: SD3Model, monkeypa
     cache.encode(["a hat", "a cup"])
     cache.encode(["a hat", "a cup"])
     assert moves == ["meta"] * 3 + ["encode"] + ["cpu"] * 3
+
+
+def test_prompts_prepared_in_one_visit_are_those_encoded_on_demand(
+    model: SD3Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["a cup", "a hat", "a kite", "an ox"]
+    wanted = [PromptCache(model).encode([text]) for text in texts]
+    events: list[str] = []
+    encode, visit = model.encode, model.encoding
+    monkeypatch.setattr(model, "encode", lambda given: (events.extend(given), encode(given))[1])
+    monkeypatch.setattr(model, "encoding", lambda: (events.append("visit"), visit())[1])
+    cache = PromptCache(model)
+    cache.encode(["a hat"])
+    events.clear()
+    cache.prepare([*texts, "a cup"])
+    cache.prepare(texts)
+    assert events == ["visit", "a cup", "a kite", "an ox"]
+    for text, expected in zip(texts, wanted, strict=True):
+        found = cache.encode([text])
+        assert isinstance(found, SD3Conditioning)
+        assert isinstance(expected, SD3Conditioning)
+        assert torch.equal(found.prompt_embeds, expected.prompt_embeds)
+        assert torch.equal(found.pooled, expected.pooled)
+    assert len(events) == 4
+
+    # Of more than it can keep, the first: they are asked for first, and must not be forgotten for the others.
+    small = PromptCache(model, limit=2 * wanted[0].bytes)
+    small.prepare(texts)
+    events.clear()
+    small.encode(texts[:2])
+    assert events == []
+    small.encode(texts[2:])
+    assert events == ["visit", "a kite", "an ox"]
 
 
 def test_diverged_latents_are_an_error(model: SD3Model, policy: LoraPolicy) -> None:

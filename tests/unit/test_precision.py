@@ -15,10 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import families
+from marble_rl.checkpoint import load_newest
 from marble_rl.config import load_config
 from marble_rl.config.schema import LossConfig, ModelConfig, PromptSourceConfig, RolloutConfig
+from marble_rl.distributed import World
 from marble_rl.errors import InputError, OutOfMemory, RewardFailed
 from marble_rl.experience import ExperienceSource
+from marble_rl.gradients.accumulate import GradientAccumulator
 from marble_rl.gradients.policy import PolicyGradients, policy_gradients, training_batch
 from marble_rl.inputs import check_inputs
 from marble_rl.micro_batch import MicroBatch
@@ -31,6 +34,7 @@ from marble_rl.out_of_memory import memory_errors
 from marble_rl.precision import LossScale, MemorySettings, memory_settings
 from marble_rl.prompts import load_prompts
 from marble_rl.rollout.rollout import roll_out
+from marble_rl.trainer import Trainer
 from marble_rl.types import Rollout
 from runs import lora_bytes, marble, metrics, train, write_config
 
@@ -378,6 +382,78 @@ def test_an_automatic_micro_batch_does_not_begin_with_a_size_that_was_set() -> N
     assert again.size == 4
 
 
+def automatic(samples: int, say: Any = lambda message: None) -> MicroBatch:
+    return MicroBatch("auto", samples, say)
+
+
+def test_a_stop_for_want_of_memory_elsewhere_is_no_reason_for_a_smaller_micro_batch() -> None:
+    micro_batch = automatic(16)
+
+    def stopped(size: int) -> None:
+        raise OutOfMemory("process 1 of 2: not enough memory")
+
+    with pytest.raises(OutOfMemory):
+        micro_batch.applied(stopped)
+    assert micro_batch.size == 16
+
+
+def test_an_exchange_is_not_made_twice_where_memory_runs_out_after_it(
+    tiny_sd3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other processes make it once."""
+    model, rollout, policy, _ = trained_on(tiny_sd3, MemorySettings())
+    exchanges: list[int] = []
+
+    class Two(World):
+        size = 2
+
+        def sum_(self, tensor: Tensor) -> None:
+            exchanges.append(tensor.numel())
+
+    def starved(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    config = LossConfig(timesteps_per_sample=1)
+    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    micro_batch = automatic(8)
+    monkeypatch.setattr(GradientAccumulator, "finish", starved)
+    with pytest.raises(torch.OutOfMemoryError):
+        policy_gradients(
+            model, policy, batch, torch.ones(8, 1), config, per_column=False, micro_batch=micro_batch, world=Two()
+        )
+    assert len(exchanges) == 1
+    assert micro_batch.size == 8
+
+
+def test_all_processes_go_on_with_the_smallest_micro_batch(config_file: Path, tmp_path: Path) -> None:
+    """So that the size in the checkpoint is that of all, whenever it is written."""
+
+    class Pressed(World):
+        """Another process has come down to 2 samples a pass."""
+
+        def largest(self, value: int) -> int:
+            return max(value, -2)
+
+    said: list[str] = []
+    for micro_batch, size in ((automatic(16, said.append), 2), (automatic(1, said.append), 1)):
+        micro_batch.agree(Pressed())
+        assert micro_batch.size == size
+    assert said == [
+        "memory ran out in another process: 2 samples a training pass from here on (trainer.micro_batch: auto)"
+    ]
+    told = MicroBatch(8, 16, said.append)
+    told.agree(Pressed())
+    assert told.size == 8
+
+    trainer = Trainer(
+        load_config(config_file, ["trainer.micro_batch=auto", "trainer.steps=1"]), tmp_path / "run", world=Pressed()
+    )
+    trainer.train()
+    saved = load_newest(tmp_path / "run" / "checkpoints", said.append)
+    assert saved is not None
+    assert saved.state["micro_batch"] == {"size": 2}
+
+
 def test_an_automatic_micro_batch_must_not_change_the_update(config_file: Path) -> None:
     settings = ("--set", "trainer.micro_batch=auto", "--set", "loss.regularize_every=2")
     outcome = marble("config", "check", config_file, *settings)
@@ -395,6 +471,81 @@ def test_attention_backends(config_file: Path, tmp_path: Path) -> None:
     outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "model.attention=native")
     assert outcome.code == 2
     assert "model.attention: 'native' given, but diffusers lets Stable Diffusion 3 choose no backend" in outcome.err
+
+
+class Detaching(torch.autograd.Function):
+    """Attention that goes forward only, as kernels of other packages do: no gradient, or one of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor) -> Tensor:
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.zeros_like(gradient)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (lambda plain, q, k, v: plain(q, k, v).detach(), "gives no gradient of queries, keys, values"),
+        (lambda plain, q, k, v: plain(q, k.detach(), v), "gives no gradient of keys: it can be sampled with, not"),
+        (lambda plain, q, k, v: Detaching.apply(plain(q, k, v)), "gives no gradient of queries, keys, values"),
+        (lambda plain, q, k, v: plain(q, k, v[..., :3]).expand(7), "cannot be trained with in float32 on cpu: "),
+    ],
+    ids=["no gradient", "one input cut", "zeros", "an error of its own"],
+)
+def test_attention_that_cuts_gradients_is_refused_for_training_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: Any, says: str
+) -> None:
+    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+    BUILDERS["flux"](tmp_path / "flux")
+    model = load_model(str(tmp_path / "flux"), CPU, memory=MemorySettings(attention="native"))
+    model.check_trainable()
+    backends: dict[Any, Any] = _AttentionBackendRegistry._backends
+    native = backends[AttentionBackendName.NATIVE]
+
+    def broken(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Any:
+        return changed(lambda *tensors: native(*tensors, **settings), query, key, value)
+
+    monkeypatch.setitem(backends, AttentionBackendName.NATIVE, broken)
+    config = write_config(tmp_path / "c.yaml", tmp_path / "flux")
+    small = ("--set", "rollout.height=16", "--set", "rollout.width=16", "--set", "trainer.steps=1")
+    outcome = marble("train", config, "--out", tmp_path / "run", "--set", "model.attention=native", *small)
+    assert outcome.code == 2
+    assert f"model.attention: 'native' {says}" in outcome.err
+    assert not (tmp_path / "run").exists()
+    load_model(str(tmp_path / "flux"), CPU, memory=MemorySettings(attention="native"))  # as sampling does
+
+
+@pytest.mark.parametrize("family", ["flux", "wan"])
+def test_queries_and_keys_stay_narrow_on_cuda(family: str, tmp_path: Path) -> None:
+    """Its autocast, unlike the CPU's, widens torch's RMSNorm. Tensors without numbers show it without a card."""
+    from torch._subclasses import FakeTensorMode
+
+    BUILDERS[family](tmp_path)
+    model = load_model(str(tmp_path), CPU, memory=MemorySettings(dtype=torch.bfloat16))
+    norms = [module for module in model.transformer.modules() if isinstance(module, torch.nn.RMSNorm)]
+    assert norms
+    plain = torch.nn.RMSNorm(norms[0].normalized_shape, eps=norms[0].eps, dtype=torch.bfloat16)
+    plain.load_state_dict(norms[0].state_dict())
+    x = torch.randn(3, norms[0].normalized_shape[0], dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(norms[0](x), plain(x))
+    before = torch.get_autocast_dtype("cuda")
+    try:
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            there = torch.empty(3, *norms[0].normalized_shape, dtype=torch.bfloat16, device="cuda")
+            for norm in (plain, *norms):
+                norm.weight = torch.nn.Parameter(torch.empty_like(norm.weight, device="cuda"), requires_grad=False)
+            assert plain(there).dtype == torch.float32
+            assert {norm(there).dtype for norm in norms} == {torch.bfloat16}
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
 
 
 def test_no_memory_for_a_reward(tiny_sd3: Path, tmp_path: Path) -> None:

@@ -30,11 +30,14 @@ def bench(
     from marble_rl.bench.run import print_bench, run_bench, write_bench
     from marble_rl.bench.workload import Size
     from marble_rl.models import pick_device
+    from marble_rl.storage import output_folder
 
-    found = run_bench(pick_device(device), rounds, Size(), Console(stderr=True))
-    write_bench(found, out)
-    if as_json:
-        print_json(asdict(found))
-    else:
-        print_bench(found, Console())
+    with output_folder(out):
+        found = run_bench(pick_device(device), rounds, Size(), Console(stderr=True))
+        if as_json:  # told before it is written: minutes of measuring are not lost to a full disk
+            print_json(asdict(found))
+        else:
+            print_bench(found, Console())
+        write_bench(found, out)
+    if not as_json:
         typer.echo(f"\nWrote {out / 'bench.json'} and {out / 'bench.png'}")

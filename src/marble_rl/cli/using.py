@@ -12,19 +12,24 @@ from marble_rl.distributed import join
 from marble_rl.errors import InputError
 
 if TYPE_CHECKING:
-    from marble_rl.models.lora import Role
+    from marble_rl.config import RunConfig
+    from marble_rl.models.lora import Adapter
 
 Target = Annotated[str, typer.Argument(metavar="RUN|LORA|MODEL", help="Run, exported LoRA, or pipeline.")]
 TargetCheckpoint = Annotated[int | None, typer.Option(help="Which checkpoint of a run. Default: the newest.")]
 BaseModel = Annotated[str | None, typer.Option(help="Base model of a LoRA that does not name it.")]
 Side = Annotated[int | None, typer.Option(min=8, help="Default: the run's, or the model's.")]
-Weights = Annotated[str, typer.Option(help="ema, default (as trained last), old (sampling policy) or base.")]
+LARGEST_SEED = 2**63 - 1
+"""torch takes twice that: there is room for the seeds of further images."""
 
 
 def sample(
     target: Target,
     prompt: Annotated[str, typer.Option(help="What to draw.")],
-    out: Annotated[Path, typer.Option(help="Folder for the PNG files, or WebP for videos.")] = Path("samples"),
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for PNG files, or WebP for videos. Those in it are kept: new ones are numbered on."),
+    ] = Path("samples"),
     images: Annotated[int, typer.Option(min=1, help="How many; image i uses seed + i.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first image.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps. Default: the run's, or 40.")] = None,
@@ -32,48 +37,66 @@ def sample(
     height: Side = None,
     width: Side = None,
     frames: Annotated[int | None, typer.Option(min=1, help="Of a video. Default: the run's, or the model's.")] = None,
-    weights: Weights = "ema",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a run: ema (the default), default (as trained last), old (sampling policy) or base. "
+            "Of a LoRA: given (the default) or base."
+        ),
+    ] = None,
     step: TargetCheckpoint = None,
     model: BaseModel = None,
     device: Device = "auto",
 ) -> None:
-    """Draw images. The same arguments give the same images as plain diffusers with guidance_scale=1."""
-    role = _role(weights)
+    """Draw images. The same arguments give the same images.
+
+    With --solver euler they are those of plain diffusers called as the export's README.md says (Wan: alike, not equal).
+    """
+    _check_prompt(prompt)
+    if seed > LARGEST_SEED:
+        raise InputError(f"--seed: {seed} is too large; give at most {LARGEST_SEED}")
     if solver not in (None, "euler", "dpm2"):
         raise InputError(f"--solver: unknown solver {solver!r}; use euler or dpm2")
     quiet_libraries()
     from marble_rl.config.schema import EvaluationConfig, RolloutConfig
     from marble_rl.images import save_sample
-    from marble_rl.inference import open_target, sample_images
+    from marble_rl.inference import choose_weights, open_target, sample_images
+    from marble_rl.storage import output_folder
 
-    opened = open_target(target, model_path=model, step=step, device=device)
-    defaults = opened.config.evaluation if opened.config else EvaluationConfig()
-    size = opened.config.rollout if opened.config else RolloutConfig()
-    with opened.acting_as(role):
-        pictures = sample_images(
-            opened,
-            prompt,
-            seed=seed,
-            images=images,
-            steps=steps or defaults.steps,
-            solver=solver or defaults.solver,  # type: ignore[arg-type]
-            height=height or size.height,
-            width=width or size.width,
-            frames=frames or size.frames,
-        )
-    for i, picture in enumerate(pictures):
-        typer.echo(save_sample(picture, out / f"seed-{seed + i}"))
+    chosen = choose_weights(target, weights)
+    with output_folder(out):
+        opened = open_target(target, model_path=model, step=step, device=device)
+        defaults = opened.config.evaluation if opened.config else EvaluationConfig()
+        size = opened.config.rollout if opened.config else RolloutConfig()
+        with opened.acting_as(chosen):
+            pictures = sample_images(
+                opened,
+                prompt,
+                seed=seed,
+                images=images,
+                steps=steps or defaults.steps,
+                solver=solver or defaults.solver,  # type: ignore[arg-type]
+                height=height or size.height,
+                width=width or size.width,
+                frames=frames or size.frames,
+            )
+            for i, picture in enumerate(pictures):
+                typer.echo(save_sample(picture, out / f"seed-{seed + i}", "sample again"))
 
 
 def evaluate(
     target: Target,
     config: Annotated[
-        Path | None, typer.Option(help="Config with prompts and rewards; needed unless the target is a run.")
+        Path | None,
+        typer.Option(help="Config with prompts and rewards, and settings of a MODEL; needed unless given a run."),
     ] = None,
     overrides: Overrides = None,
     weights: Annotated[
         list[str] | None,
-        typer.Option(help="Of a run: base, ema, default, old; may be repeated. Default: base, ema."),
+        typer.Option(
+            help="May be repeated. Of a run: base, ema, default, old (default: base, ema). "
+            "Of a LoRA: base, given (default: given)."
+        ),
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="Prompts to use instead of the config's held-out ones.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Images per prompt.")] = None,
@@ -81,35 +104,33 @@ def evaluate(
     step: TargetCheckpoint = None,
     out: Annotated[Path | None, typer.Option(help="Folder for scores and grids. Default: RUN/evaluation.")] = None,
     model: BaseModel = None,
-    device: Device = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or cuda:N. Default: auto, or what --config says of a MODEL.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Score held-out prompts with every reward, seeded image by image."""
-    from marble_rl.config import load_config
-    from marble_rl.runfolder import RunFolder
-
     changes = [*(overrides or []), "lora.init=null"]  # what a run started from is not needed any more
     changes += [] if images is None else [f"evaluation.images_per_prompt={images}"]
     changes += [] if seed is None else [f"evaluation.seed={seed}"]
     world = join()
     with world.agreed():
-        roles = [_role(weight) for weight in weights or ["base", "ema"]]
-        is_run = RunFolder(Path(target)).exists
-        if config is None and not is_run:
-            raise InputError(f"--config: {target} is not a run folder, so say which prompts and rewards to use")
-        settings = load_config(config, changes) if config else RunFolder(Path(target)).load_config(changes)
+        settings = _evaluation_settings(target, config, changes)
     quiet_libraries()
     from marble_rl.evaluation_report import evaluate_target
+    from marble_rl.inference import choose_weights, kind_of
 
     with world.agreed():
+        is_run = kind_of(target) == "run"
+        asked = weights or (["base", "ema"] if is_run else ["given"])
         report = evaluate_target(
             target,
             settings,
-            roles if is_run else ["given"],
+            [choose_weights(target, name) for name in asked],
             prompts_file=prompts,
             model_path=model,
             step=step,
-            device=device,
+            device=device or ("auto" if is_run else settings.model.device),
             out=out or (Path(target) / "evaluation" if is_run else Path("evaluation")),
             world=world,
         )
@@ -124,7 +145,7 @@ def evaluate(
 def export(
     run: RunPath,
     out: Annotated[Path, typer.Option(help="New folder for the LoRA, or the pipeline.")],
-    weights: Weights = "ema",
+    weights: Annotated[str, typer.Option(help="ema, default (as trained last) or old (sampling policy).")] = "ema",
     step: RunCheckpoint = None,
     merged: Annotated[bool, typer.Option("--merged", help="The whole pipeline with the LoRA in its weights.")] = False,
     dtype: Annotated[str, typer.Option(help="Of merged weights: float32, bfloat16 or float16.")] = "float32",
@@ -134,10 +155,9 @@ def export(
     Beside it a README.md, ready for the hub: what it was trained on, its scores (if RUN was evaluated), how to call it.
     """
     from marble_rl.runfolder import RunFolder
+    from marble_rl.storage import output_folder
 
-    role = _role(weights)
-    if role == "base":
-        raise InputError("--weights: 'base' is the model without LoRA; use ema, default or old")
+    adapter = _adapter(weights)
     if dtype not in ("float32", "bfloat16", "float16"):
         raise InputError(f"--dtype: unknown {dtype!r}; use float32, bfloat16 or float16")
     folder = RunFolder(run)
@@ -148,23 +168,59 @@ def export(
     import torch
 
     from marble_rl.export import export_lora, export_merged
-    from marble_rl.inference import open_target
+    from marble_rl.inference import open_target, open_without_weights
 
-    opened = open_target(str(run), step=step, device="cpu", plain=True)
-    if merged:
-        remarks = export_merged(opened, role, out, folder, getattr(torch, dtype))
-    else:
-        remarks = export_lora(opened, role, out, folder)
+    with output_folder(out):
+        if merged:
+            opened = open_target(str(run), step=step, device="cpu", plain=True)
+            remarks = export_merged(opened, adapter, out, folder, getattr(torch, dtype))
+        else:
+            opened = open_without_weights(run, step)
+            remarks = export_lora(opened, adapter, out, folder)
     for remark in remarks:
         typer.secho(remark, err=True)
     opener = f"{opened.model.plain_call()[0]}.from_pretrained" if merged else "pipe.load_lora_weights"
     typer.echo(f"wrote {out}; open it with {opener}({str(out)!r})")
 
 
-def _role(weights: str) -> Role:
-    """The value of --weights, if it names weights of a run."""
-    roles: tuple[Role, ...] = ("ema", "default", "old", "base")
-    for role in roles:
-        if role == weights:
-            return role
-    raise InputError(f"--weights: unknown weights {weights!r}; use one of {', '.join(roles)}")
+def _check_prompt(prompt: str) -> None:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"--prompt: {prompt!r} has bytes that are not UTF-8; give it in that encoding") from None
+
+
+def _evaluation_settings(target: str, config: Path | None, changes: list[str]) -> RunConfig:
+    """Prompts, rewards and sampling of the config or the run. The model's settings are those of a run itself, or else
+    the config's; ``changes`` of what the target says itself are refused."""
+    from marble_rl.config import load_config
+    from marble_rl.inference import kind_of, own_settings
+    from marble_rl.runfolder import RunFolder
+
+    kind, folder = kind_of(target), RunFolder(Path(target))
+    if config is None and kind != "run":
+        raise InputError(f"--config: {target} is not a run folder, so say which prompts and rewards to use")
+    of_model = [change for change in changes if change.partition("=")[0].split(".")[0] == "model"]
+    fixed = {f"model.{key}" for key in own_settings(target)}
+    fixes = {"model.path": "give --model for a LoRA, or another target", "model.device": "give --device"}
+    for change in of_model:
+        key = change.partition("=")[0]
+        if key == "model" or key in fixed or (key == "model.device" and kind == "run"):
+            fix = fixes.get(key, "leave it out")
+            raise InputError(f"--set {change!r}: {target}, a {kind}, is evaluated with its own {key}; {fix}")
+    if config is None:
+        return folder.load_config(changes)
+    settings = load_config(config, changes)
+    return settings if kind != "run" else settings.model_copy(update={"model": folder.load_config(of_model).model})
+
+
+def _adapter(weights: str) -> Adapter:
+    """The value of --weights, if it names a LoRA of a run."""
+    from marble_rl.models.lora import ADAPTERS
+
+    for adapter in ADAPTERS:
+        if adapter == weights:
+            return adapter
+    if weights == "base":
+        raise InputError("--weights: 'base' is the model without LoRA; use ema, default or old")
+    raise InputError(f"--weights: unknown weights {weights!r}; use one of {', '.join(ADAPTERS)}")

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from marble_rl.compare.picture import draw
+from marble_rl.compare.results import AGAIN
 from marble_rl.compare.statistics import COMPOSITE, Interval
 from marble_rl.compare.table import Comparison, Row
 from marble_rl.storage import storage_errors, write_bytes, write_json
@@ -29,7 +30,7 @@ HARMONY = {
 
 
 def write_report(comparison: Comparison, out: Path) -> None:
-    with storage_errors(str(out)):
+    with storage_errors(str(out), AGAIN):
         write_bytes(out / "table.md", markdown(comparison).encode())
         write_json(out / "compare.json", asdict(comparison))
         write_bytes(out / "compare.csv", tidy_csv(comparison).encode())

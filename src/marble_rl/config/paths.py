@@ -16,8 +16,8 @@ REWARD_FILES = ("model", "processor", "head", "colour_model")
 def with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
     """Resolve the files and folders that it names, so that the saved config means the same from anywhere."""
     model = config.model
-    if model.path != MINI and (folder / model.path).is_dir():
-        model = model.model_copy(update={"path": str((folder / model.path).resolve())})
+    if model.path != MINI:
+        model = model.model_copy(update={"path": _absolute_model(model.path, folder)})
     lora = config.lora
     if lora.init is not None:
         lora = lora.model_copy(update={"init": (folder / lora.init).resolve()})
@@ -32,6 +32,14 @@ def with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
     rewards = [r.model_copy(update={"params": _with_absolute_params(r.params, folder)}) for r in config.rewards]
     sections = {"model": model, "lora": lora, "prompts": prompts.model_copy(update=absolute), "logging": logging}
     return config.model_copy(update={**sections, "rewards": rewards})
+
+
+def _absolute_model(path: str, folder: Path) -> str:
+    """One that lies in neither the config's folder nor the current one, where `--set` is typed, is an id on the hub."""
+    for found in (folder / path, Path(path)):
+        if found.is_dir():
+            return str(found.resolve())
+    return path
 
 
 def _with_absolute_params(params: Any, folder: Path, key: str = "") -> Any:

@@ -45,8 +45,8 @@ class ModelConfig(Section):
     """Keep only the inputs of the transformer's blocks for the backward pass and compute the rest again: much less
     memory, about a third more time for gradients. The gradients are the same."""
     attention: str | None = None
-    """diffusers' attention backend for the transformer, such as `native`, `flash`, `_flash_3` or `sage`; each needs its
-    own package and card. null takes torch's own."""
+    """diffusers' attention backend for the transformer, such as `native` or `flash`; each needs its own package and
+    card. One without a backward pass, such as `sage`, is refused for training. null takes torch's own."""
     decoding: Literal["whole", "sliced", "tiled"] | None = None
     """How latents become images: all of a batch at once (`whole`), one at a time (`sliced`), or each in overlapping
     tiles (`tiled`), whose seams are blended: images differ a little. null: `sliced` for videos, else `whole`."""

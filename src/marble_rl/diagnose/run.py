@@ -107,6 +107,7 @@ def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Pat
 
     with _scratch(out) as scratch:
         opened = open_target(str(run), step=step, device=device)
+        opened.model.check_trainable()
         with progress:
             measured = measure(run, opened, batches, scratch, console, on_batch, on_products)
     found = tell(measured, opened.step)

@@ -19,6 +19,7 @@ from marble_rl.distributed import World
 from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGradients
 from marble_rl.gradients.metric import Metric
 from marble_rl.losses.nft import AffineLoss, nft_loss, reference_divergence
+from marble_rl.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
 from marble_rl.precision import unscaled
@@ -81,7 +82,8 @@ class TrainingBatch:
 
 def training_batch(rollout: Rollout, update: int, config: LossConfig, *, seed: int, step: int) -> TrainingBatch:
     """The rollout's samples for its ``update``-th optimizer update."""
-    rows = torch.tensor(rollout.update_rows(update))
+    here = rollout.update_rows(update)
+    rows = torch.tensor(here)
     table_rows, everyones = rollout.table_rows(update), rollout.table_rows(update, everyone=True)
     slots = torch.tensor(table_rows) // rollout.group_size
     samples = rows % rollout.group_size
@@ -94,7 +96,7 @@ def training_batch(rollout: Rollout, update: int, config: LossConfig, *, seed: i
         for slot, sample in zip(slots.tolist(), samples.tolist(), strict=True)
     ]
     return TrainingBatch(
-        x0=rollout.x0[rows.to(rollout.x0.device)],
+        x0=rollout.x0[here.start : here.stop],
         conditioning=rollout.conditioning,
         groups=rows // rollout.group_size,
         slots=slots,
@@ -138,7 +140,7 @@ def policy_gradients(
     config: LossConfig,
     *,
     per_column: bool,
-    micro_batch: int,
+    micro_batch: int | MicroBatch,
     method: Method = "fused",
     verify: bool = False,
     scale: float = 1.0,
@@ -155,19 +157,21 @@ def policy_gradients(
     grad base = 0), and the reference's where KL has no weight. With ``regularize_every`` = m, KL, and where it costs
     a backward pass of its own also base, are taken on one in m pieces, m-fold: the same on average.
 
+    ``micro_batch``: samples a pass, or what finds their number. What it computes again where memory runs out is this
+    process's own part; the processes meet after it, so that nobody exchanges anything twice.
+
     ``scale`` multiplies gradients on their way through the network, for float16 (precision.py); those returned are
     without it. ``metric``: take the products of the columns in it as well.
     """
     assert per_column or columns.shape[1] == 1, "a single backward pass takes a single advantage"
     world = world or World()
-    accumulator = GradientAccumulator(
-        columns.shape[1] if per_column else 0, policy.parameters, method, verify, world.lockstep, model.dtype
-    )
     on_policy = policy.equal(OLD, TRAINED)
     every = config.regularize_every
     turn = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
 
-    def add(loss: AffineLoss, kl: Tensor | None, rows: Tensor, regularize: bool) -> Tensor:
+    def add(
+        accumulator: GradientAccumulator, loss: AffineLoss, kl: Tensor | None, rows: Tensor, regularize: bool
+    ) -> Tensor:
         """Differentiate a piece; [2 + J] sums of base, KL and A_j * slope over its rows."""
         advantages = columns[rows].to(batch.x0.device, torch.float32)
         kl = None if kl is None else every * kl
@@ -183,13 +187,25 @@ def policy_gradients(
         return torch.cat([sums[:1], kl_sum, sums[1:]])
 
     losses = partial(_losses, model, policy, batch, config=config, on_policy=on_policy, scale=scale)
-    totals = torch.zeros(2 + columns.shape[1], dtype=torch.float64)
-    for piece, rows, level in batch.pieces(micro_batch):
-        regularize = piece % every == turn
-        # No name here may hold the losses: the next piece's forward pass would find their graph still in memory.
-        totals += add(*losses(rows, level, regularize), rows, regularize)
-        on_rows(len(rows))
-    totals = accumulator.sum_over(world, totals)
+
+    def accumulate(size: int) -> tuple[GradientAccumulator, Tensor]:
+        """This process's samples, ``size`` a pass: gradients, and the sums of ``add``."""
+        accumulator = GradientAccumulator(
+            columns.shape[1] if per_column else 0, policy.parameters, method, verify, world.lockstep, model.dtype
+        )
+        totals = torch.zeros(2 + columns.shape[1], dtype=torch.float64)
+        for piece, rows, level in batch.pieces(size):
+            regularize = piece % every == turn
+            # No name here may hold the losses: the next piece's forward pass would find their graph still in memory.
+            totals += add(accumulator, *losses(rows, level, regularize), rows, regularize)
+            on_rows(len(rows))
+        return accumulator, totals
+
+    if isinstance(micro_batch, MicroBatch):
+        accumulator, own = micro_batch.applied(accumulate)
+    else:
+        accumulator, own = accumulate(micro_batch)
+    totals = accumulator.sum_over(world, own)
     means = totals / batch.total_rows
     gradients = unscaled(accumulator.finish(metric and metric.of_scaled(scale)), scale)
     return PolicyGradients(gradients, base=float(means[0]), kl=float(means[1]), slopes=means[2:])

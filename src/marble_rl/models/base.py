@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -68,6 +69,10 @@ class DiffusionModel(ABC):
             raise InputError(f"rollout.frames: {frames} given, but {cls.name} makes images, not videos; leave it out")
         if text_length is not None and cls.most_text is not None and text_length > cls.most_text:
             raise InputError(f"model.text_length: {text_length} is more than the {cls.most_text} that {cls.name} takes")
+
+    @abstractmethod
+    def check_trainable(self) -> None:
+        """Refuse what the loaded model can sample with, but not train with."""
 
     @abstractmethod
     def work_on(self, device: torch.device) -> None:
@@ -149,18 +154,32 @@ class PromptCache:
         self._bytes = 0
         self._rows: dict[str, Conditioning] = {}
 
+    def prepare(self, texts: Sequence[str]) -> None:
+        """Encode prompts that are asked for soon, as many as fit, in a single visit of the text encoders."""
+        self._fetch(texts, most=self._limit)
+
     def encode(self, texts: Sequence[str]) -> Conditioning:
         """Conditioning of the prompts on the model's device, in order."""
+        known = self._fetch(texts)
+        rows = [known[text] for text in texts]
+        return type(rows[0]).cat(rows).to(self._model.device)
+
+    def _fetch(self, texts: Sequence[str], most: float = math.inf) -> dict[str, Conditioning]:
+        """Embeddings by prompt; missing ones are encoded as long as all together take no more than ``most`` bytes."""
         known = {text: self._rows.pop(text) for text in dict.fromkeys(texts) if text in self._rows}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
+        taken = sum(row.bytes for row in known.values())
         if missing:
             with self._model.encoding():
                 for text in missing:
-                    known[text] = self._model.encode([text]).to(torch.device("cpu"))
-                    self._bytes += known[text].bytes
+                    row = self._model.encode([text]).to(torch.device("cpu"))
+                    taken += row.bytes
+                    if taken > most:
+                        break
+                    known[text] = row
+                    self._bytes += row.bytes
         self._rows |= known  # the newest come last
         while self._bytes > self._limit and len(self._rows) > 1:
             oldest = next(iter(self._rows))
             self._bytes -= self._rows.pop(oldest).bytes
-        rows = [known[text] for text in texts]
-        return type(rows[0]).cat(rows).to(self._model.device)
+        return known

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
-from peft import get_peft_model_state_dict
+from peft import LoraConfig, get_peft_model_state_dict
 from torch import Tensor
 
 from marble_rl.errors import InputError, NonFinite
+from marble_rl.models.attention import HEAD, check_backward, choose_backend, leave_norms_plain
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.quantization import quantization
 from marble_rl.precision import PLAIN, MemorySettings
@@ -70,11 +71,13 @@ class PipelineModel(DiffusionModel):
         self.pipeline.set_progress_bar_config(disable=True)
         self.device = device
         self.guidance = guidance
+        self._attention: str | None = None
         # diffusers pads prompts to its own length, also for a tokenizer that was built for fewer.
         tokenizer = getattr(self.pipeline, self.text_tokenizer)
         most = self.default_text if tokenizer is None else tokenizer.model_max_length
         self._text_length = text_length or min(self.default_text, most)
         self.transformer = self.pipeline.transformer
+        leave_norms_plain(self.transformer)
         for part in (self.transformer, self.pipeline.vae, *self.text_encoders):
             part.requires_grad_(False).eval()
         self.transformer.to(device)
@@ -102,22 +105,19 @@ class PipelineModel(DiffusionModel):
         self.dtype = memory.dtype
         if memory.gradient_checkpointing:
             self.transformer.enable_gradient_checkpointing()
+        self._attention = memory.attention
         if memory.attention is not None:
-            processors = [module.processor for module in self.transformer.modules() if hasattr(module, "processor")]
-            if not any(hasattr(processor, "_attention_backend") for processor in processors):
-                raise InputError(
-                    f"model.attention: {memory.attention!r} given, but diffusers lets {self.name} choose no backend; "
-                    "leave it out"
-                )
-            try:
-                self.transformer.set_attention_backend(memory.attention)
-            except (ValueError, RuntimeError, ImportError) as error:
-                raise InputError(f"model.attention: {memory.attention!r} cannot be used here: {error}") from error
+            choose_backend(self.transformer, self.name, memory.attention)
         if memory.decoding is not None:
             vae = self.pipeline.vae
             getattr(vae, "disable_slicing" if memory.decoding == "whole" else "enable_slicing")()
             if memory.decoding == "tiled":
                 vae.enable_tiling()
+
+    def check_trainable(self) -> None:
+        if self._attention is not None:
+            head = self.transformer.config.get("attention_head_dim", HEAD)
+            check_backward(self._attention, self.device, self.dtype, head)
 
     def work_on(self, device: torch.device) -> None:
         self.device = device
@@ -169,12 +169,11 @@ class PipelineModel(DiffusionModel):
         return {"mu": tokens * slope + (low - slope * few)}
 
     def write_lora(self, folder: Path, adapter: str) -> None:
-        config = self.transformer.peft_config[adapter].to_dict()
-        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+        metadata = _lora_metadata(self.transformer.peft_config[adapter])
         self.pipeline_class.save_lora_weights(
             str(folder),
             transformer_lora_layers=get_peft_model_state_dict(self.transformer, adapter_name=adapter),
-            save_function=lambda tensors, path: save_safetensors(Path(path), tensors, _lora_metadata(plain)),
+            save_function=lambda tensors, path: save_safetensors(Path(path), tensors, metadata),
         )
 
     def read_lora(self, folder: Path) -> None:
@@ -237,7 +236,12 @@ def per_channel(latents: Tensor, vae: Any) -> Tensor:
     return latents * std + mean
 
 
-def _lora_metadata(config: dict[str, Any]) -> dict[str, str]:
-    """Header of a LoRA file. Without the adapter's config plain diffusers guesses alpha, and the scale is wrong."""
-    prefixed = {f"transformer.{key}": value for key, value in config.items()}
+def _lora_metadata(config: LoraConfig) -> dict[str, str]:
+    """Header of a LoRA file. Without the adapter's config plain diffusers guesses alpha, and the scale is wrong.
+
+    What `LoraPolicy` sets, no more: diffusers hands all of it to the reader's own peft, and an older one fails on keys
+    that it does not know. How the weights began does not matter to one who reads them.
+    """
+    kept = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": sorted(config.target_modules)}
+    prefixed = {f"transformer.{key}": value for key, value in kept.items()}
     return {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(prefixed, indent=2, sort_keys=True)}
