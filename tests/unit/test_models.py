@@ -29,7 +29,7 @@ from marble_rl.errors import InputError, NonFinite
 from marble_rl.evaluate import evaluate
 from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients, training_batch
 from marble_rl.inputs import check_inputs
-from marble_rl.models import FAMILIES, check_model_path, check_model_settings, load_model
+from marble_rl.models import FAMILIES, check_model_path, check_model_settings, load_model, pick_device
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
 from marble_rl.models.pipeline import to_uint8
@@ -599,3 +599,13 @@ def test_drawing_hands_back_what_sampling_raises(model: SD3Model, policy: LoraPo
     assert "model.vae_dtype" in str(drawn.failure)
     with pytest.raises(NonFinite, match=r"model\.vae_dtype"):
         sample(model, *inputs)
+
+
+def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"--device: unknown device 'mps'; use auto, cpu, cuda or cuda:N"):
+        pick_device("mps", "--device")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(InputError, match=r"model\.device: 'cuda:2' asked for, but there are 2 cards"):
+        pick_device("cuda:2")

@@ -95,9 +95,12 @@ def parse_device(name: str, key: str) -> torch.device:
     import torch
 
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"{key}: unknown device {name!r}; use auto, cpu, cuda or cuda:N") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise InputError(f"{key}: unknown device {name!r}; use auto, cpu, cuda or cuda:N")
+    return device
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:
@@ -108,6 +111,8 @@ def pick_device(name: str, key: str = "model.device") -> torch.device:
     device = parse_device(name, key)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"{key}: {name!r} asked for, but no CUDA device is available; use auto or cpu")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise InputError(f"{key}: {name!r} asked for, but there are {torch.cuda.device_count()} cards; count from 0")
     return device
 
 
