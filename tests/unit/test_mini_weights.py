@@ -11,7 +11,7 @@ import torch
 
 from marble_rl.mini import WEIGHTS
 from marble_rl.mini.build import draw
-from marble_rl.mini.prompts import split
+from marble_rl.mini.prompts import splits
 from marble_rl.mini.scenes import Scene
 from marble_rl.mini.scorers import Lessons, make_lessons
 from marble_rl.rewards.base import RewardBatch
@@ -77,7 +77,7 @@ def test_the_base_is_mediocre_but_above_chance() -> None:
     """What the rewards need: pictures of one prompt that differ in quality."""
     for source, reward, low, high in (("text", Ocr(SIGN), 0.1, 0.75), ("composition", GenEval(), 0.1, 0.75)):
         reward.load(CPU)
-        scenes = random.Random(0).sample(split(source)[1], 40)
+        scenes = random.Random(0).sample(splits()[source].held_out, 40)
         prompts = prompts_of(scenes)
         images = draw(Path(WEIGHTS / "pipeline"), [prompt.text for prompt in prompts], seed=3)
         drawn = np.array(reward.score(RewardBatch(images, prompts)))

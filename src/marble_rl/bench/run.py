@@ -30,7 +30,7 @@ from marble_rl.bench.workload import (
     Step,
     Workload,
 )
-from marble_rl.storage import storage_errors
+from marble_rl.storage import storage_errors, write_json
 
 AMORTISED_OVER = 10
 MEMORY_OF = (WEIGHTED_SUM, PASSES, FUSED[5], FUSED[50])
@@ -138,14 +138,13 @@ def _claims(times: list[Round]) -> dict[str, Spread]:
 def mini_iteration() -> dict[str, dict[str, float]]:
     """Seconds of each stage on the embedded model: {"refresh": {stage: s}, "ordinary": {stage: s}}."""
     from marble_rl.config import RunConfig
-    from marble_rl.mini.prompts import split
-    from marble_rl.mini.scenes import SOURCES
+    from marble_rl.mini.prompts import splits
     from marble_rl.trainer import Trainer
 
     with tempfile.TemporaryDirectory() as scratch:
         sources = []
-        for source in SOURCES:
-            lines = [json.dumps({"prompt": s.caption, **s.metadata}) for s in split(source)[0]]
+        for source, split in splits().items():
+            lines = [json.dumps({"prompt": s.caption, **s.metadata}) for s in split.train]
             file = Path(scratch) / f"{source}.jsonl"
             file.write_text("\n".join(lines), encoding="utf-8")
             sources.append({"name": source, "file": str(file)})
@@ -231,9 +230,9 @@ def print_bench(bench: Bench, console: Console) -> None:
 
 def write_bench(bench: Bench, folder: Path) -> None:
     """`bench.json` and `bench.png`."""
-    with storage_errors(str(folder)):
+    with storage_errors(str(folder), "measure again"):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.json").write_text(json.dumps(asdict(bench), indent=2) + "\n", encoding="utf-8")
+        write_json(folder / "bench.json", asdict(bench))
         _draw(bench, folder / "bench.png")
 
 
