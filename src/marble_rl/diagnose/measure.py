@@ -21,9 +21,8 @@ from marble_rl.diagnose.directions import directions
 from marble_rl.distributed import World
 from marble_rl.errors import InputError
 from marble_rl.experience import Experience, ExperienceSource
-from marble_rl.gradients.accumulate import RewardGradients
 from marble_rl.gradients.metric import gradient_size, gram
-from marble_rl.gradients.policy import PolicyGradients, policy_gradients, training_batch
+from marble_rl.gradients.policy import policy_gradients, training_batch
 from marble_rl.inference import Opened
 from marble_rl.inputs import check_inputs
 from marble_rl.micro_batch import MicroBatch
@@ -113,8 +112,19 @@ def measure(
         experience = source.gather(FIRST_ROLLOUT + m, 0, display)
         columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
         batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
-        compute = partial(policy_gradients, model, policy, batch, columns, config.loss, per_column=True)
-        found = _computed(compute, micro_batch, scale)
+        # As in training: on the scale, and as many samples a pass, as the run's numbers and memory need.
+        found = scale.applied(
+            partial(
+                policy_gradients,
+                model,
+                policy,
+                batch,
+                columns,
+                config.loss,
+                per_column=True,
+                micro_batch=micro_batch,
+            )
+        ).gradients
         g[m], shared[m] = found.g.cpu(), found.shared.cpu()
         advantages[m] = second_moments(experience.scored.advantages)
         samples = samples or _samples(experience, experience.scored)
@@ -159,11 +169,6 @@ def _measuring(config: RunConfig) -> RunConfig:
     rollout = config.rollout.model_copy(update={"groups": groups, "updates": 1})
     loss = config.loss.model_copy(update={"regularize_every": 1})
     return config.model_copy(update={"rewards": rewards, "rollout": rollout, "loss": loss})
-
-
-def _computed(compute: Callable[..., PolicyGradients], micro_batch: MicroBatch, scale: LossScale) -> RewardGradients:
-    """As in training: on the scale, and as many samples a pass, as the run's numbers and memory need."""
-    return micro_batch.applied(lambda size: scale.applied(partial(compute, micro_batch=size))).gradients
 
 
 def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:
