@@ -45,6 +45,12 @@ class Experience:
     watched: Metrics
     """Mean of each watched reward"""
 
+    @property
+    def means(self) -> dict[str, float]:
+        """Mean of each trained or watched reward over the rollout, by its name."""
+        figures = {**reward_metrics(self.table), **self.watched}
+        return {key.partition("/")[2]: mean for key, mean in figures.items()}
+
 
 class ExperienceSource:
     """Gathers experience with the old policy."""

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from marble_rl.config import RunConfig
+
 THRESHOLD = 4.0
 CERTAIN = 1e9
 """Standard errors, where a reward never varies within a window."""
@@ -88,3 +90,28 @@ class HackingWatch:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._windows = [Window(**window) for window in state["windows"]]
         self._rollouts = list(state["rollouts"])
+
+
+class Watches:
+    """All watched rewards of a run."""
+
+    def __init__(self, config: RunConfig) -> None:
+        watched, trained = config.watched_rewards, config.trained_rewards
+        self._by_name = {name: HackingWatch(name, trained, watch.window) for name, watch in watched.items()}
+
+    def observe(self, means: Mapping[str, float]) -> dict[str, str]:
+        """Mean of each reward over one rollout's images. Returns what is alarming, by reward."""
+        alarms = {name: watch.observe(means) for name, watch in self._by_name.items()}
+        return {name: alarm for name, alarm in alarms.items() if alarm is not None}
+
+    def figures(self, alarms: Mapping[str, str]) -> dict[str, float]:
+        """For the log: which of them sounded."""
+        return {f"guard/watch/{name}": float(name in alarms) for name in self._by_name}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: watch.state_dict() for name, watch in self._by_name.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """A reward may be watched that was not before, or no longer."""
+        for name in self._by_name.keys() & state.keys():
+            self._by_name[name].load_state_dict(state[name])

@@ -93,7 +93,7 @@ def starved(real: Callable[..., Any], call: int) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("balance", "place", "real"),
     [
-        ("{type: min_variance}", "marble_rl.trainer.policy_gradients", policy_gradients),
+        ("{type: min_variance}", "marble_rl.learner.policy_gradients", policy_gradients),
         ("{type: marble, refresh_every: 3, apply: alpha_over_norm}", "marble_rl.update.Updater.apply", Updater.apply),
         ("{type: marble, refresh_every: 3, smooth: gram}", "marble_rl.update.Updater.apply", Updater.apply),
     ],
