@@ -136,6 +136,15 @@ def test_the_qp_over_batches() -> None:
     assert facts.near_zero == 0.0
 
 
+def test_batches_without_any_gradient_have_no_program_to_solve() -> None:
+    silent = products(10, 0.0)
+    silent[2:], silent[:, :, 2:] = 0.0, 0.0
+    facts = qp_facts(silent, marble(silent), K)
+    assert facts == qp_facts(products(2, 0.0), marble(products(2, 0.0)), K)
+    shares = advantage_facts(silent, torch.eye(K, dtype=torch.float64).expand(10, K, K), K).alpha
+    assert sum(share.mean for share in shares) == pytest.approx(1.0)
+
+
 def correlated_advantages(batches: int, samples: int) -> Tensor:
     """[M, N, K]: the first two rewards agree on most samples, the third opposes them."""
     dice = torch.Generator().manual_seed(3)

@@ -37,6 +37,7 @@ from marble_rl.errors import InputError, StorageFailed
 from marble_rl.inputs import check_inputs
 from marble_rl.interrupts import Interrupts
 from marble_rl.storage import write_json
+from marble_rl.study.claims import UNSCALED
 from runs import marble
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -193,6 +194,7 @@ def test_the_study_has_five_seeds_of_the_main_methods_and_three_of_the_others(tm
     study = CONFIGS / "mini-study.yaml"
     seeds = {"base": range(5), "specialists": range(5), "joint": range(5), "ablations": range(3), "variants": range(3)}
     seeds["marble_alpha_over_norm"] = range(5)  # led with three
+    seeds[UNSCALED] = range(5)
     assert jobs == {job.name for name, n in seeds.items() for job in plan_jobs(study, [], [name], n, tmp_path)}
 
 
@@ -532,7 +534,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert a.half_width == pytest.approx(4.302653 * 0.1 / 3**0.5)
     assert (b.mean, b.significant) == (pytest.approx(1 / 6), False)
     assert not rows["marble"].figures["a"].significant, "unpaired it would not show"
-    assert (rows["gdpo"].differences["a"].n, rows["gdpo"].differences["a"].over) == (1, "prompts")
+    assert (rows["gdpo"].differences["a"].n, rows["gdpo"].differences["a"].over) == (1, "nothing")
 
 
 def test_another_method_can_be_compared_with() -> None:
@@ -573,6 +575,55 @@ def test_a_seed_that_no_other_method_has_does_not_narrow_the_composites_interval
     )
     assert (more.n, fewer.n) == (3, 3)
     assert more.half_width == pytest.approx(fewer.half_width, rel=0.2)  # the scale differs, for a_m does
+
+
+@pytest.mark.parametrize("design", [{"a": "01", "b": "0", "c": "1"}, {"a": "01234", "b": "01", "c": "23", "d": "4"}])
+def test_holes_do_not_narrow_the_composites_interval(design: dict[str, str]) -> None:
+    """Where few methods share a seed, fitting what the seed does to all takes most of what is left of each."""
+    dice, level = np.random.default_rng(0), {name: 100.0 * i for i, name in enumerate(design)}
+    inside = []
+    for _ in range(300):
+        effects = 3 * dice.normal(size=5)
+        jobs = [
+            result(name, int(seed), {"x": [level[name] + effects[int(seed)] + dice.normal()] * 2})
+            for name, seeds in design.items()
+            for seed in seeds
+        ]
+        row = next(row for row in compare_results(jobs).rows if row.method == "a")
+        found, true = row.figures["composite"], -np.mean(list(level.values())) / np.std(list(level.values()))
+        inside.append(found.low <= true <= found.high)
+    assert np.mean(inside) > 0.93
+
+
+def test_differences_go_by_the_prompts_that_both_have_a_score_of() -> None:
+    """A reward that is silent on the hard half of a method's images does not make the method better."""
+    easy, hard = [1.0, 0.9, 0.8], [0.1, 0.2, 0.3]
+    silent: list[float | None] = [*(x - 0.05 for x in easy), None, None, None]
+    for seeds in ((0,), (0, 1)):
+        found = compare_results(
+            [
+                result(method, seed, {"a": scores})
+                for seed in seeds
+                for method, scores in (("weighted_sum", [*easy, *hard]), ("marble", silent))
+            ]
+        )
+        difference = found.rows[1].differences["a"]
+        assert difference.mean == pytest.approx(-0.05)
+        assert difference.low <= difference.mean <= difference.high
+        assert found.rows[1].figures["a"].mean == pytest.approx(0.85)
+
+
+def test_one_prompt_of_one_seed_has_no_interval_and_one_seed_no_arrow() -> None:
+    """Resampled, a single prompt is always itself, and would look certain. And two trainings differ anyway."""
+    single = compare_results([result("weighted_sum", 0, {"a": [1.0]}), result("marble", 0, {"a": [2.0]})])
+    several = compare_results([result("weighted_sum", 0, {"a": [1.0, 1.1]}), result("marble", 0, {"a": [2.0, 2.2]})])
+    for found, over in ((single, "nothing"), (several, "prompts")):
+        difference = found.rows[1].differences["a"]
+        assert (difference.mean > 0.9, difference.over, difference.significant) == (True, over, False)
+        assert not any(arrow in markdown(found) for arrow in ("▲", "▼"))
+    assert "+1.000‡" in markdown(single)
+    assert "‡ one prompt of one seed: no interval" in markdown(single)
+    assert difference.low > 0, "though this interval is above 0"
 
 
 def test_one_seed_is_bootstrapped_over_its_prompts() -> None:

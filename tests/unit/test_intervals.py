@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.diagnose.analysis import DirectionFigures, direction_figures
-from marble_rl.diagnose.intervals import COSINE, RATE, UNKNOWN, Estimate, Range, jackknife
+from marble_rl.diagnose.intervals import COSINE, RATE, SHARE, UNKNOWN, Estimate, Range, jackknife
 from marble_rl.student import student_mean
 
 K, M, P = 2, 10, 4
@@ -37,10 +37,18 @@ def test_of_a_mean_the_jackknife_is_students_interval() -> None:
 
 
 def test_an_interval_ends_where_its_figure_does() -> None:
-    assert Estimate.of([0.0, 1.0, 1.0], RATE).high == 1.0
+    assert Estimate.of([0.4, 0.9, 0.9], SHARE).high == 1.0
     assert Estimate.of([-0.9, 0.9], COSINE) == Estimate(0.0, -1.0, 1.0)
     beyond = Estimate.of([1.0 + 1e-12, 1.0 + 1e-12], COSINE)
     assert beyond.low <= beyond.mean <= beyond.high, "rounding"
+
+
+def test_a_rate_is_so_many_answers() -> None:
+    """Clopper and Pearson's: none in n is 0 to 1 - 0.025^(1/n), which no spread of n zeros tells."""
+    assert Estimate.of([0.0] * 50, RATE) == Estimate(0.0, 0.0, pytest.approx(1 - 0.025 ** (1 / 50)))
+    assert Estimate.of([1.0] * 3, RATE) == Estimate(1.0, pytest.approx(0.025 ** (1 / 3)), 1.0)
+    four = Estimate.of([1.0] * 4 + [0.0] * 46, RATE)
+    assert (four.mean, four.low, four.high) == (0.08, pytest.approx(0.0222, abs=1e-4), pytest.approx(0.1923, abs=1e-4))
 
 
 def test_what_few_batches_do_not_tell() -> None:

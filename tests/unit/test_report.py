@@ -568,7 +568,8 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
         "Rewards on the evaluated prompts",
         "No difference can be told by the composite; better on ocr; worse on taste.",
         "Is <i> better than weighted_sum?",
-        "one seed: over its prompts, another training may differ",
+        "No difference can be told by the composite, in one training of each: others may differ.",
+        "one seed: the interval is over its prompts",
         "gdpo seed 3: train ended with exit code 3: <b>full</b>",
         "0.125",
         "It beats <i>",
@@ -612,6 +613,31 @@ def test_which_method_is_better_goes_by_the_composite(
     html = comparison_page(comparison)
     assert re.findall(r'class="verdict (\w+)"', html)[0] == answer
     assert text in html
+
+
+def test_one_seed_in_common_tells_nothing_of_other_trainings(comparison: Path) -> None:
+    """Two seeds of each method, of which one is shared: the interval is over that one's prompts, and far from 0."""
+
+    def change(tree: dict[str, Any]) -> None:
+        far = {"mean": 3.0, "low": 2.9, "high": 3.1, "n": 1, "over": "prompts"}
+        tree["rows"][1] |= {"seeds": [0, 5], "differences": dict.fromkeys(("ocr", "composite"), far)}
+
+    edit_json(comparison / "compare.json", change)
+    html = comparison_page(comparison)
+    assert re.findall(r'class="verdict (\w+)"', html)[0] == "unknown"
+    assert "Better by the composite, in one training of each: others may differ; better on ocr." in html
+    assert "one seed: the interval is over its prompts" in html
+
+
+def test_only_what_methods_have_in_common_is_called_the_same(comparison: Path) -> None:
+    def lead() -> str:
+        return next(line for line in comparison_page(comparison).splitlines() if 'class="lead"' in line)
+
+    assert "the same budget for every method" in lead(), "seeds differ"
+    edit_json(comparison / "compare.json", lambda tree: [row.update(seeds=[0, 1]) for row in tree["rows"]])
+    assert "the same budget and seeds for every method" in lead()
+    edit_json(comparison / "compare.json", lambda tree: tree["rows"][1].update(steps=90, seeds=[7]))
+    assert "the same" not in lead()
 
 
 @pytest.mark.parametrize(("heldout", "words"), [([{"texts": ["a cup"]}], "held-out"), (None, "training")])
@@ -714,12 +740,24 @@ def test_rewards_rise_where_the_interval_leaves_out_zero(
     assert verdict.figures[0].startswith("a +")
 
 
-@pytest.mark.parametrize(("low", "high", "answer"), [(0.1, 0.3, "yes"), (-0.1, 0.3, "partly"), (-0.3, -0.1, "no")])
+@pytest.mark.parametrize(("low", "high", "answer"), [(0.1, 0.3, "yes"), (-0.1, 0.3, "unknown"), (-0.3, -0.1, "no")])
 def test_held_out_rewards_that_fall_are_a_warning(
     tiny_sd3: Path, tmp_path: Path, low: float, high: float, answer: str
 ) -> None:
     differences = {"held": Difference((low + high) / 2, low, high)}
     assert answers(made(tiny_sd3, tmp_path, [], differences))["held out"].answer == answer
+
+
+def test_a_held_out_reward_that_was_not_measured_confirms_nothing(tiny_sd3: Path, tmp_path: Path) -> None:
+    run = made(tiny_sd3, tmp_path, [], {"held": Difference(0.2, 0.1, 0.3)})
+    (last,) = [reward for reward in run.config.rewards if reward.held_out]
+    other = last.model_copy(update={"name": "other"})
+    config = run.config.model_copy(update={"rewards": [*run.config.rewards, other]})
+    verdict = answers(replace(run, config=config))["held out"]
+    assert (verdict.answer, verdict.text) == (
+        "partly",
+        "None fell; held rose beyond doubt. Of other nothing was measured.",
+    )
 
 
 @pytest.mark.parametrize(("level", "answer"), [(0.5, "yes"), (-0.5, "no"), (0.0, "unknown")])

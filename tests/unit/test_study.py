@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from marble_rl.compare.results import Failure, JobResult, write_result
+from marble_rl.compare.statistics import Interval
 from marble_rl.config import load_config
 from marble_rl.errors import InputError
 from marble_rl.study.__main__ import take
 from marble_rl.study.claims import (
     OURS,
     PAPER,
+    UNSCALED,
     Claim,
     all_of,
     best_joint_method,
@@ -83,13 +85,30 @@ def test_gains_in_units_of_the_specialists() -> None:
     assert "| marble | 3 | **0.50 ±" in results_page(Whole(found))
 
 
+def test_the_share_of_a_specialists_gain_is_as_sure_as_both_gains_are() -> None:
+    """Equal gains of the method say nothing while the specialist's differ; gains that differ alike say all."""
+
+    def share(method: tuple[float, ...], specialist: tuple[float, ...]) -> Interval:
+        gains = {"base": (0.0,) * 3, "marble": method, "only-geneval": specialist}
+        found = Study([job(m, s, [x] * 6) for m, xs in gains.items() for s, x in enumerate(xs)], {}).share(
+            "marble", "geneval"
+        )
+        assert found is not None
+        return found
+
+    proportional = share((0.1, 0.2, 0.3), (0.2, 0.4, 0.6))
+    assert (proportional.mean, proportional.half_width) == (pytest.approx(0.5), pytest.approx(0.0, abs=1e-12))
+    assert share((0.2, 0.2, 0.2), (0.1, 0.3, 0.5)).half_width > 0.5
+
+
 def test_better_means_an_interval_above_zero() -> None:
     found = study({"base": LOW, "weighted_sum": LOW, "marble": HIGH})
     assert better("marble", "weighted_sum")(found).verdict == "confirmed"
     reversed_ = better("weighted_sum", "marble")(found)
     assert reversed_.verdict == "not confirmed"
     assert "the other way round" in reversed_.text
-    assert "geneval ▼ -0.4000 (-0.4000 to -0.4000)" in reversed_.text
+    assert reversed_.text.endswith("; 3 seeds.")
+    assert "geneval ▼ -0.4000 (-0.4000 to -0.4000)" in reversed_.details
 
 
 def test_what_cannot_be_told_apart_is_not_confirmed() -> None:
@@ -155,6 +174,8 @@ def test_coefficients_follow_difficulty() -> None:
     assert follows_difficulty(shares(0.3, 0.1)).verdict == "confirmed"
     assert follows_difficulty(shares(0.3, 0.3)).verdict == "partly"
     assert follows_difficulty(shares(0.1, 0.3)).verdict == "not confirmed"
+    assert follows_difficulty(shares(0.1, 0.3)).text.endswith("The other way round for geneval and hpsv2.")
+    assert "other way" not in follows_difficulty(shares(0.3, 0.1)).text
     assert follows_difficulty(study({"marble": HIGH})).verdict == "not measured"
 
 
@@ -195,9 +216,19 @@ def diagnosis(in_batch: tuple[float, float], independent: tuple[float, float]) -
 def test_harmony_on_its_own_and_on_other_batches() -> None:
     data = study({"marble": HIGH}, {"marble-seed0": diagnosis((0.8, 0.0), (0.9, 0.85))})
     assert in_batch_harmony(data).verdict == "confirmed"
-    assert "conflict rate +0.80 (+0.78 to +0.82) -> +0.00" in in_batch_harmony(data).text
+    assert in_batch_harmony(data).text == "conflict rate 0.80 -> 0.00 (marble-seed0)."
+    assert "conflict rate +0.80 (+0.78 to +0.82) -> +0.00" in in_batch_harmony(data).details
     assert independent_harmony(data).verdict == "not confirmed"
     assert in_batch_harmony(study({"marble": HIGH})).verdict == "not measured"
+    seldom = study({"marble": HIGH}, {"marble-seed0": diagnosis((0.08, 0.0), (0.08, 0.0))})
+    assert in_batch_harmony(seldom).verdict == "confirmed", "MARBLE's is none by theorem there"
+
+
+def test_a_reward_that_is_silent_in_all_batches_is_a_question_mark() -> None:
+    found = diagnosis((0.8, 0.0), (0.9, 0.85))
+    for figures in found["directions"].values():
+        figures["each"][1] = None
+    assert "| +0.30 (+0.28 to +0.32) | ? |" in gradients_page(Whole(study({"marble": HIGH}, {"x": found})))
 
 
 def test_every_claim_is_judged_and_told() -> None:
@@ -207,6 +238,7 @@ def test_every_claim_is_judged_and_told() -> None:
     for judged in (*judge_paper(data), *judge_ours(data)):
         assert f"| {judged['claim']} |" in page
         assert f"**{judged['verdict']}** | {judged['text']} |" in page
+        assert judged["details"] in page
     assert len(judge_paper(data)) == len(PAPER)
     assert "| `marble-seed0`, step 60 | 0.100 to 0.200 | +0.80 (0.80) -> +0.00 (0.00) |" in page
     assert "| `marble-seed0` | 0.40 (0.45) | 0.60 (0.55) |" in page
@@ -292,6 +324,12 @@ def test_larger_batches_are_all_that_differs() -> None:
     assert same == plain
 
 
+def test_the_sum_without_scales_takes_every_reward_as_published() -> None:
+    config = load_config(ROOT / "configs" / "mini-study.yaml")
+    trained = [reward for reward in config.rewards if not reward.held_out]
+    assert "weights:" + ",".join(str(reward.params.get("divide_by", 1)) for reward in trained) == UNSCALED
+
+
 def test_the_page_is_made_of_the_results_beside_it() -> None:
     kept = read_whole(ROOT / "docs/results")
     for name, page in (("results.md", results_page(kept)), ("results/gradients.md", gradients_page(kept))):
@@ -306,7 +344,8 @@ def test_the_results_kept_are_of_the_studys_config(folder: str, config: str) -> 
 
     jobs = sorted((ROOT / "docs/results" / folder / "jobs").glob("*.json"))
     assert jobs
-    planned = {job.name: job for job in plan_jobs(ROOT / "configs" / config, [], ["all"], range(5), ROOT)}
+    methods = ["all", UNSCALED] if folder == "." else ["all"]
+    planned = {job.name: job for job in plan_jobs(ROOT / "configs" / config, [], methods, range(5), ROOT)}
     for file in jobs:
         kept = json.loads(file.read_text(encoding="utf-8"))
         assert kept["config"] == identity(planned[file.stem].config), file.name

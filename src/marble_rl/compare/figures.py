@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,11 @@ from marble_rl.compare.statistics import (
 )
 from marble_rl.student import student_reach
 
+LEAST_LEFT = 0.5
+"""Of what a fit leaves of a method, in units of one score's variance; below it other methods decide the rest."""
+RANK = 1e-9
+"""Singular values below this share of the largest are none."""
+
 
 class Figures:
     """Of all methods of one table; M is the number of rewards.
@@ -31,14 +36,17 @@ class Figures:
     a method is that of the table of a_m: the mean over rewards of (a_m - mean_m a_m) / std_m a_m. A method with fewer
     seeds gains or loses nothing by which ones they are. If all have the same seeds, a_m is the mean over them.
 
-    The composite's interval goes by what is left, x_ms - a_m - b_s, on seeds that other methods have too: elsewhere
-    b_s would take it all. b_s, fitted to the M_s methods with the seed, takes 1/M_s of its variance, which is put back.
+    The composite's interval goes by what is left, r_ms = x_ms - a_m - b_s. The fit, a projection H, takes part of it:
+    with B the method's block of 1 - H, sum_s r_ms^2 is trace(B) sigma^2 on average, with trace(B)^2 / trace(B^2)
+    degrees of freedom (Satterthwaite). If M methods have the same n seeds, these are (n - 1) (M - 1) / M and n - 1.
+
+    A score of a prompt is the mean over its images, a mean that over the prompts with a score.
     """
 
     def __init__(self, by_method: Mapping[str, Sequence[JobResult]], rewards: Sequence[str]) -> None:
         self._rewards = list(rewards)
         self._results = [result for group in by_method.values() for result in group]
-        self._effects = self._seed_effects()
+        self._effects, self._left = self._fit()
         self._scale = Scale.of(np.stack([self._without_seeds(group).mean(axis=0) for group in by_method.values()]))
 
     def of(self, group: Sequence[JobResult]) -> dict[str, Interval]:
@@ -48,23 +56,27 @@ class Figures:
         if len(group) > 1:
             return self._named([*(over_seeds(column) for column in values.T), self._composite_over_seeds(mean, group)])
         (result,) = group
-        resampled = self._resampled(result)
+        scores = self._scores(result)
+        resampled = resampled_means(scores)
         drawn = mean + self._put_back(result.seed) * self._composite_change(
             resampled - values - self._resampled_effect(result.seed)
         )
-        columns = zip((*values[0], mean), (*resampled.T, drawn), strict=True)
-        return self._named([over_prompts(float(mean), draws) for mean, draws in columns])
+        return self._over_prompts([*values[0], mean], [*resampled.T, drawn], scores)
 
     def _composite_over_seeds(self, mean: float, group: Sequence[JobResult]) -> Interval:
-        """Over the seeds shared with other methods; where there are not two, over all, with what seeds do in it."""
-        shared = [result for result in group if len(self._with_seed(result.seed)) > 1]
-        if len(shared) < 2:
+        """Over the seeds that other methods have, too: of the others the fit leaves nothing. Where it leaves next to
+        nothing of all, over all of them, with what seeds do in it."""
+        here = [self._results.index(result) for result in group]
+        left_by_fit = self._left[np.ix_(here, here)]
+        share = float(np.trace(left_by_fit))
+        if share < LEAST_LEFT:
             found = over_seeds(self._scale.composite(self._values(group)))
             return replace(found, mean=mean, low=mean - found.half_width, high=mean + found.half_width)
-        rest = self._without_seeds(shared)
-        left = self._composite_change(rest - rest.mean(axis=0)) * [self._put_back(result.seed) for result in shared]
-        reach = student_reach(float(left @ left) / (len(shared) - 1) / len(shared), len(shared) - 1)
-        return Interval(mean, mean - reach, mean + reach, len(shared), "seeds")
+        rest = self._without_seeds(group)
+        left = self._composite_change(rest - rest.mean(axis=0))
+        n = int((left_by_fit.diagonal() > RANK).sum())
+        reach = student_reach(float(left @ left) / share / n, share**2 / float(np.sum(left_by_fit**2)))
+        return Interval(mean, mean - reach, mean + reach, n, "seeds")
 
     def _composite_change(self, change: Array) -> Array:
         """What a change of scores [..., M] does to the composite [...]."""
@@ -80,47 +92,62 @@ class Figures:
         return dict(zip(self._rewards, self._scale.z(self._without_seeds(group).mean(axis=0)).tolist(), strict=True))
 
     def differences(self, group: Sequence[JobResult], reference: Sequence[JobResult]) -> dict[str, Interval]:
-        """Of results with the same seed: same prompts, same noise in training and evaluation. Empty without any."""
+        """Of results with the same seed: same prompts, same noise in training and evaluation. Empty without any.
+
+        A reward may be silent on some images of one method and not of the other: prompts count that both have."""
         others = {result.seed: result for result in reference}
-        pairs = [(result, others[result.seed]) for result in group if result.seed in others]
+        pairs = [self._shared(result, others[result.seed]) for result in group if result.seed in others]
         if not pairs:
             return {}
-        ours, theirs = (self._with_composite(self._values(side)) for side in zip(*pairs, strict=True))
+        ours, theirs = (self._with_composite(np.stack([_means(p) for p in side])) for side in zip(*pairs, strict=True))
         values = ours - theirs
         if len(pairs) > 1:
             return self._named([over_seeds(column) for column in values.T])
-        ours, theirs = (self._with_composite(self._resampled(result)) for result in pairs[0])
-        columns = zip(values[0], (ours - theirs).T, strict=True)
-        return self._named([over_prompts(float(mean), draws) for mean, draws in columns])
+        ours, theirs = (self._with_composite(resampled_means(scores)) for scores in pairs[0])
+        return self._over_prompts(values[0], (ours - theirs).T, pairs[0][0])
+
+    def _shared(self, one: JobResult, other: JobResult) -> tuple[Array, Array]:
+        """[P, M] scores of both, NaN where one of them has none."""
+        ours, theirs = self._scores(one), self._scores(other)
+        both = np.isfinite(ours) & np.isfinite(theirs)
+        return np.where(both, ours, np.nan), np.where(both, theirs, np.nan)
+
+    def _over_prompts(self, means: Iterable[float], drawn: Iterable[Array], scores: Array) -> dict[str, Interval]:
+        """Of each reward, then of the composite, which is as sure as the reward with the fewest prompts."""
+        prompts = np.isfinite(scores).sum(axis=0).tolist()
+        columns = zip(means, drawn, [*prompts, min(prompts)], strict=True)
+        return self._named([over_prompts(float(mean), draws, count) for mean, draws, count in columns])
 
     def _named(self, intervals: Sequence[Interval]) -> dict[str, Interval]:
         return dict(zip([*self._rewards, COMPOSITE], intervals, strict=True))
 
+    def _scores(self, result: JobResult) -> Array:
+        """[P, M], NaN where a reward has no score."""
+        return as_array([result.per_prompt[name] for name in self._rewards])
+
     def _values(self, results: Sequence[JobResult]) -> Array:
         """[n, M]"""
-        return np.array([[result.means[name] for name in self._rewards] for result in results], dtype=np.float64)
+        return np.stack([_means(self._scores(result)) for result in results])
 
     def _without_seeds(self, results: Sequence[JobResult]) -> Array:
         """[n, M]: x_ms - b_s"""
         return self._values(results) - np.stack([self._effects[result.seed] for result in results])
 
-    def _seed_effects(self) -> dict[int, Array]:
-        """b_s [M] by seed. Least squares after each method's mean is taken out of scores and seeds."""
+    def _fit(self) -> tuple[dict[int, Array], Array]:
+        """b_s [M] by seed, and 1 - H [jobs, jobs]. Least squares after each method's mean is taken out of scores and
+        seeds; the smallest solution, so that the b_s of seeds that methods connect sum to 0."""
         seeds = sorted({result.seed for result in self._results})
         methods = np.array([result.method for result in self._results])
         same = (methods[:, None] == methods[None, :]).astype(np.float64)
         centre = np.eye(len(methods)) - same / same.sum(axis=1, keepdims=True)
         is_seed = np.array([[result.seed == seed for seed in seeds] for result in self._results], dtype=np.float64)
-        effects = np.linalg.pinv(centre @ is_seed) @ (centre @ self._values(self._results))
-        return dict(zip(seeds, effects, strict=True))
+        solve = np.linalg.pinv(centre @ is_seed, rcond=RANK) @ centre
+        effects = solve @ self._values(self._results)
+        return dict(zip(seeds, effects, strict=True)), centre - centre @ is_seed @ solve
 
     def _with_composite(self, values: Array) -> Array:
         """[n, M] -> [n, M + 1]"""
         return np.concatenate([values, self._scale.composite(values)[:, None]], axis=1)
-
-    def _resampled(self, result: JobResult) -> Array:
-        """[R, M]"""
-        return resampled_means(as_array([result.per_prompt[name] for name in self._rewards]))
 
     def _with_seed(self, seed: int) -> list[JobResult]:
         return [result for result in self._results if result.seed == seed]
@@ -131,5 +158,12 @@ class Figures:
         others = self._with_seed(seed)
         if len(others) == 1:
             return np.zeros((1, len(self._rewards)))
-        moved = [self._resampled(result) - self._values([result]) for result in others]
+        moved = [resampled_means(self._scores(result)) - self._values([result]) for result in others]
         return np.asarray(np.mean(moved, axis=0), dtype=np.float64)
+
+
+def _means(scores: Array) -> Array:
+    """[P, M] -> [M], over the prompts with a score; NaN where there is none."""
+    known = np.isfinite(scores)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known, scores, 0.0).sum(axis=0) / known.sum(axis=0), dtype=np.float64)

@@ -58,7 +58,10 @@ def markdown(comparison: Comparison) -> str:
     parts.append("\n".join(f"- {line}" for line in notes(comparison)))
     parts.append("![composite and z-scores](compare.png)")
     if comparison.claims:
-        body = [[c["claim"], c["paper"], f"**{c['verdict']}**", c["text"]] for c in comparison.claims]
+        body = [
+            [c["claim"], c["paper"], f"**{c['verdict']}**", f"{c['text']} {c['details']}".strip()]
+            for c in comparison.claims
+        ]
         parts.append("## Claims of the paper\n\n" + markdown_table(["claim", "in the paper", "here", "figures"], body))
     about = [f"- `{row.method}`: {row.about}" for row in comparison.rows]
     parts.append("\n".join(["## Methods", "", *about]))
@@ -86,12 +89,15 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append("every training: {} steps of {} images".format(*budgets.pop()))
     if any(interval.over == "prompts" for interval in shown):
         lines.append(
-            "† one seed only: bootstrap over its prompts, which knows nothing of how much another training would differ"
+            "† one seed only: bootstrap over its prompts, which knows nothing of how much another training would "
+            "differ; no difference is marked"
         )
+    if any(interval.over == "nothing" for interval in shown):
+        lines.append("‡ one prompt of one seed: no interval")
     if comparison.held_out:
         lines.append("* held out: never trained on")
     lines.append(f"composite: mean over rewards of the z-score across these {len(comparison.rows)} methods")
-    compared = sum(len(row.differences) for row in comparison.rows)
+    compared = sum(i.over == "seeds" for row in comparison.rows for i in row.differences.values())
     if compared:
         lines.append(
             f"▲ ▼ the interval of the difference leaves out 0; of {compared} differences without any effect "
@@ -162,17 +168,19 @@ def _figure(interval: Interval, column: list[Interval], *, signed: bool) -> str:
     text = f"{interval.mean:{'+' if signed else ''}.{places}f}"
     if interval.mean == max(other.mean for other in column):
         text = f"**{text}**"
-    return f"{text} ±{interval.half_width:.{places}f}{_mark(interval)}"
+    return f"{text}{_reach(interval, places)}"
 
 
 def _change(interval: Interval, column: list[Interval]) -> str:
     places = places_of(column)
     verdict = ("▲ " if interval.mean > 0 else "▼ ") if interval.significant else ""
-    return f"{verdict}{interval.mean:+.{places}f} ±{interval.half_width:.{places}f}{_mark(interval)}"
+    return f"{verdict}{interval.mean:+.{places}f}{_reach(interval, places)}"
 
 
-def _mark(interval: Interval) -> str:
-    return "†" if interval.over == "prompts" else ""
+def _reach(interval: Interval, places: int) -> str:
+    if interval.over == "nothing":
+        return "‡"
+    return f" ±{interval.half_width:.{places}f}{'†' if interval.over == 'prompts' else ''}"
 
 
 def _minutes(row: Row) -> str:

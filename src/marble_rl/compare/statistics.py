@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from marble_rl.bootstrap import LEVEL, RESAMPLES
+from marble_rl.bootstrap import FEWEST, LEVEL, RESAMPLES
 from marble_rl.student import student_mean
 
 Array = NDArray[np.float64]
@@ -25,8 +25,9 @@ class Interval:
     high: float
     n: int
     """Seeds."""
-    over: Literal["seeds", "prompts"]
-    """seeds: Student's t over the means of n seeds. prompts: bootstrap over prompts of the one seed there is."""
+    over: Literal["seeds", "prompts", "nothing"]
+    """seeds: Student's t over the means of n seeds. prompts: bootstrap over prompts of the one seed there is. nothing:
+    that seed has a score of one prompt only, and there is no interval."""
 
     @property
     def half_width(self) -> float:
@@ -34,8 +35,8 @@ class Interval:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.low > 0 or self.high < 0
+        """Whether the interval leaves out zero. One seed alone cannot tell: two trainings of one method differ, too."""
+        return self.over == "seeds" and (self.low > 0 or self.high < 0)
 
 
 def over_seeds(values: Array) -> Interval:
@@ -43,8 +44,10 @@ def over_seeds(values: Array) -> Interval:
     return Interval(*student_mean(values), len(values), "seeds")
 
 
-def over_prompts(mean: float, resampled: Array) -> Interval:
-    """Percentile interval of one seed's mean, from its values [R] under resampled prompts."""
+def over_prompts(mean: float, resampled: Array, prompts: int) -> Interval:
+    """Percentile interval of one seed's mean over ``prompts``, from its values [R] under resampled ones."""
+    if prompts < FEWEST:
+        return Interval(mean, mean, mean, 1, "nothing")
     known = resampled[np.isfinite(resampled)]
     low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if known.size else (mean, mean)
     return Interval(mean, float(low), float(high), 1, "prompts")

@@ -66,7 +66,7 @@ class Comparison:
     versions: list[dict[str, str]]
     """Each once; more than one if results were made with different ones."""
     claims: list[dict[str, str]] = field(default_factory=list)
-    """Of the paper, as far as these results decide them (study/claims.py): claim, paper, verdict, text."""
+    """Of the paper, as far as these results decide them (study/claims.py): claim, paper, verdict, text, details."""
 
     @property
     def columns(self) -> list[str]:

@@ -150,7 +150,7 @@ def signal(products: Tensor, rewards: int, size: float = 1.0) -> Tensor:
 
 @dataclass(frozen=True)
 class QpFacts:
-    """Of the plain QP on unit gradients, over batches."""
+    """Of the plain QP on unit gradients, over the batches in which some reward has a gradient."""
 
     norm: list[float]
     """Length of the min-norm point: the cosine that it guarantees every reward in its own batch"""
@@ -167,10 +167,14 @@ def qp_facts(products: Tensor, weights: Tensor, rewards: int) -> QpFacts:
         gram = products[m, :rewards, m, :rewards]
         lengths = gram.diagonal().sqrt()
         active = lengths > 0
+        if not active.any():  # no program to solve, rather than one without a common direction
+            continue
         unit = gram[active][:, active] / lengths[active][:, None] / lengths[active]
-        norms.append(min_norm(unit).norm if active.any() else 0.0)
+        norms.append(min_norm(unit).norm)
         length = float((weights[m] @ products[m, :, m] @ weights[m]).clamp_min(0).sqrt())
-        combined.append(length / float(lengths[active].mean()) if active.any() else 0.0)
+        combined.append(length / float(lengths[active].mean()))
+    if not norms:
+        return QpFacts([0.0], [0.0], 1.0)
     return QpFacts(norms, combined, sum(norm < NEAR_ZERO for norm in norms) / len(norms))
 
 
@@ -190,7 +194,7 @@ class AdvantageFacts:
     """Correlation, over pairs of rewards, of gradients' cosines with advantages' correlations in the same batch; None
     for less than three rewards"""
     alpha: list[Estimate]
-    """[K] of the min-norm point of the gradients"""
+    """[K] of the min-norm point of the gradients, over the batches that have any"""
     alpha_of_advantages: list[Estimate]
     """[K] of the advantages"""
 
@@ -210,8 +214,14 @@ def advantage_facts(products: Tensor, advantages: Tensor, rewards: int) -> Advan
     return AdvantageFacts(
         correlations.nanmean(0).tolist(),
         Estimate.of(told, COSINE) if told else None,
-        *([Estimate.of(column.tolist(), SHARE) for column in alpha.T] for alpha in alphas),
+        *([Estimate.of(column.tolist(), SHARE) for column in _with_any(alpha).T] for alpha in alphas),
     )
+
+
+def _with_any(alphas: Tensor) -> Tensor:
+    """[M', K] of coefficients [M, K]: those of batches in which some reward has a gradient; all where none has."""
+    known = alphas.sum(1) > 0
+    return alphas[known] if known.any() else alphas
 
 
 def _unit(grams: Tensor) -> Tensor:

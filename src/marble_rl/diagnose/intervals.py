@@ -1,6 +1,7 @@
 """How sure a figure over mini-batches is.
 
-A figure that has one value in each batch is a mean of independent values: Student's t.
+A figure that has one value in each batch is a mean of independent values: Student's t. If these are yes or no, their
+mean is a rate, and its interval the exact one of as many answers (Clopper and Pearson): 0 of 50 is 0 to 0.07.
 
 Most figures measure the direction of one batch with the gradients of the others. All directions share those gradients,
 so that their values are not independent, and their spread hides most of what other batches would change. Leaving out
@@ -10,8 +11,7 @@ with theta_(-b) the figure of the batches that are left,
     SE^2 = (M - 1) / M  sum_b (theta_(-b) - mean_b theta_(-b))^2 ,        theta +- t(0.975, M - 1) SE .
 
 For a mean of independent values this is Student's t again. The rate of a conflict may stay the same whichever batch is
-left out, above all with few of them or near 0 and 1. That is not certainty: it then gets the exact interval of as many
-independent answers, yes or no, as there are batches (Clopper and Pearson).
+left out, above all with few of them or near 0 and 1. That is not certainty: it then gets the exact interval, too.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ class Estimate:
         """Of independent values, one a batch. A single one tells nothing of the others: the whole range."""
         if not values:
             return UNKNOWN
+        if within.is_rate:
+            rate = sum(values) / len(values)
+            return cls(rate, *_of_answers(rate, len(values)))
         return cls.inside(*student_mean(values), within) if len(values) > 1 else cls(values[0], within.low, within.high)
 
     @classmethod

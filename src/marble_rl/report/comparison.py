@@ -37,6 +37,10 @@ class Method:
     """By reward, and the composite: mean and 95 % interval"""
     differences: dict[str, Difference]
     """To the method compared with, paired by seed"""
+    shared_seeds: int
+    """Seeds that both have; with one the intervals of differences are over its prompts"""
+    budget: tuple[float, float]
+    """Steps, and images a step"""
     seconds: float
     per_step: float
     training: dict[str, float]
@@ -57,6 +61,13 @@ class StoredComparison:
     @property
     def columns(self) -> list[str]:
         return [*self.rewards, COMPOSITE]
+
+    @property
+    def same(self) -> list[str]:
+        """What all methods have in common; one that was not trained has no budget."""
+        budgets = {method.budget for method in self.methods if method.seconds}
+        seeds = {tuple(method.seeds) for method in self.methods}
+        return [*(["budget"] if len(budgets) == 1 else []), *(["seeds"] if len(seeds) == 1 else [])]
 
 
 def is_comparison(folder: Path) -> bool:
@@ -92,7 +103,8 @@ def read_comparison(folder: Path) -> StoredComparison:
 
 def _claim(found: dict[str, str]) -> Verdict:
     answer = ANSWERS[found["verdict"]]
-    return Verdict(found["claim"], answer, found["text"], [f"in the paper: {found['paper']}"])
+    details = [found["details"]] if found.get("details") else []
+    return Verdict(found["claim"], answer, found["text"], [*details, f"in the paper: {found['paper']}"])
 
 
 def _method(row: dict[str, Any]) -> Method:
@@ -102,6 +114,8 @@ def _method(row: dict[str, Any]) -> Method:
         list(row["seeds"]),
         {name: _interval(found) for name, found in row["figures"].items()},
         {name: _interval(found) for name, found in row["differences"].items()},
+        int(number_of(next((d.get("n", len(row["seeds"])) for d in row["differences"].values()), 0))),
+        (number_of(row.get("steps", 0)), number_of(row.get("images_per_step", 0))),
         number_of(row["train_seconds"]),
         number_of(row.get("seconds_per_step", 0)),
         numbers(row["training"]),
@@ -173,13 +187,15 @@ def _verdicts(found: StoredComparison) -> list[Verdict]:
         worse = [name for name, d in known.items() if d.high < 0]
         composite = method.differences.get(COMPOSITE)
         answer, text = _by_composite(composite, partly=bool(better))
+        if method.shared_seeds == 1:
+            answer, text = "unknown", f"{text}, in one training of each: others may differ"
         parts = {"better on": better, "worse on": worse}
         text = "; ".join([text, *(f"{word} {listed(names)}" for word, names in parts.items() if names)]) + "."
         figures = (
             [] if composite is None else [f"composite {number(composite.mean, signed=True)} ({_range(composite)})"]
         )
-        only = ": over its prompts, another training may differ" if len(method.seeds) == 1 else ""
-        figures.append(f"{counted(len(method.seeds), 'seed')}{only}")
+        only = ": the interval is over its prompts" if method.shared_seeds == 1 else ""
+        figures.append(f"{counted(method.shared_seeds, 'seed')}{only}")
         verdicts.append(Verdict(f"Is {method.name} better than {found.against}?", answer, text, figures))
     return verdicts
 

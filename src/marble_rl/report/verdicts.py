@@ -90,13 +90,18 @@ def held_out_rewards_follow(run: RunData) -> Verdict:
         return Verdict(claim, "unknown", "Cannot be told without an evaluation. Run marble evaluate.")
     down = [name for name, d in found.items() if d.high < 0]
     up = [name for name, d in found.items() if d.low > 0]
+    missing = [name for name in run.held_out if name not in found]
     if down:
         text = f"The held-out {listed(down)} fell: the run may exploit its rewards. Look at the pictures."
-    elif len(up) == len(found):
+    elif len(up) == len(run.held_out):
         text = f"The held-out {listed(up)} rose too: no sign that the trained rewards were exploited."
+    elif up:
+        text = f"None fell; {listed(up)} rose beyond doubt."
     else:
-        text = "None fell, but not all of them rose beyond doubt."
-    answer: Answer = "no" if down else "yes" if len(up) == len(found) else "partly"
+        text = "None of them clearly changed."
+    if missing:
+        text += f" Of {listed(missing)} nothing was measured."
+    answer: Answer = "no" if down else "yes" if len(up) == len(run.held_out) else "partly" if up else "unknown"
     figures = [f"{name} {number(d.mean, signed=True)} ({interval(d)})" for name, d in found.items()]
     return Verdict(claim, answer, text, figures)
 

@@ -7,7 +7,7 @@ its 95 % interval lies above 0. `not confirmed`: it does not; the text says whet
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from marble_rl.compare.methods import JOINT, tuned_weights
@@ -18,12 +18,17 @@ from marble_rl.study.findings import Study
 
 Verdict = Literal["confirmed", "partly", "not confirmed", "measured elsewhere", "not testable here", "not measured"]
 DECIDED = ("confirmed", "partly", "not confirmed")
+UNSCALED = "weights:1,1,26,1,1"
+"""The weighted sum of the study's rewards as they are published: its config divides PickScore by 26."""
 
 
 @dataclass(frozen=True)
 class Finding:
     verdict: Verdict
     text: str
+    """What it rests on."""
+    details: str = ""
+    """The same by reward, or by run."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,8 @@ def better(method: str, other: str) -> Callable[[Study], Finding]:
         composite = found[COMPOSITE]
         verdict: Verdict = "confirmed" if composite.low > 0 else "not confirmed"
         end = "" if composite.low > 0 else ": the other way round" if composite.high < 0 else ": cannot be told apart"
-        return Finding(
-            verdict, f"composite {difference_told(composite)}{end}. {_by_reward(found, study.table.rewards)}"
-        )
+        text = f"composite {difference_told(composite)}{end}; {composite.n} seeds."
+        return Finding(verdict, text, _by_reward(found, study.table.rewards))
 
     return judge
 
@@ -59,10 +63,11 @@ def all_of(judges: dict[str, Callable[[Study], Finding]]) -> Callable[[Study], F
     def judge(study: Study) -> Finding:
         found = {name: judge(study) for name, judge in judges.items()}
         texts = " ".join(f"{name}: {finding.text}" for name, finding in found.items())
+        details = " ".join(f"{name}: {finding.details}" for name, finding in found.items() if finding.details)
         known = [f.verdict for f in found.values() if f.verdict != "not measured"]
         confirmed = known.count("confirmed")
         verdict: Verdict = "not measured" if not known else "not confirmed" if not confirmed else "partly"
-        return Finding("confirmed" if known and confirmed == len(found) else verdict, texts)
+        return Finding("confirmed" if known and confirmed == len(found) else verdict, texts, details)
 
     return judge
 
@@ -119,18 +124,26 @@ def _harmony(study: Study, batches: str) -> Finding:
     """MARBLE's direction has no conflict where the weighted sum's has: mean over the runs that were diagnosed."""
     if not study.diagnoses:
         return Finding("not measured", "No run was diagnosed.")
-    parts, clear = [], []
+    rates, parts, clear = [], [], []
     for name, diagnosis in study.diagnoses.items():
         ours, theirs = (diagnosis["directions"][d][batches] for d in ("marble", "weighted_sum"))
+        rates.append(f"{theirs['conflict']['mean']:.2f} -> {ours['conflict']['mean']:.2f} ({name})")
         parts.append(
             f"{name} ({diagnosis['batches']} mini-batches): worst cosine {estimate(theirs['min_cos'])} -> "
             f"{estimate(ours['min_cos'])}, conflict rate {estimate(theirs['conflict'])} -> "
             f"{estimate(ours['conflict'])}, mean cosine {estimate(theirs['mean_cos'])} -> "
             f"{estimate(ours['mean_cos'])}."
         )
-        clear.append(ours["conflict"]["high"] < theirs["conflict"]["low"] and ours["conflict"]["mean"] < 0.05)
+        clear.append(_clear(ours["conflict"], theirs["conflict"], known_to_be_none=batches == "in_batch"))
     verdict: Verdict = "confirmed" if all(clear) else "partly" if any(clear) else "not confirmed"
-    return Finding(verdict, " ".join(parts))
+    return Finding(verdict, f"conflict rate {', '.join(rates)}.", " ".join(parts))
+
+
+def _clear(ours: Mapping[str, float], theirs: Mapping[str, float], *, known_to_be_none: bool) -> bool:
+    """``known_to_be_none``: in its own batch the min-norm point conflicts with nothing, so that none seen is none."""
+    if known_to_be_none:
+        return ours["mean"] == 0 and theirs["low"] > 0
+    return ours["mean"] < 0.05 and ours["high"] < theirs["low"]
 
 
 def follows_difficulty(study: Study) -> Finding:
@@ -145,7 +158,10 @@ def follows_difficulty(study: Study) -> Finding:
     figures = ", ".join(
         f"{name} {share.mean:.3f} ({share.low:.3f} to {share.high:.3f})" for name, share in known.items()
     )
-    return Finding(verdict, f"Mean over the run; an equal share is {equal:.2f}: {figures}.")
+    wrong = [known["geneval"].high < equal, known["hpsv2"].low > equal]
+    reversed_ = [name for name, is_wrong in zip(("geneval", "hpsv2"), wrong, strict=True) if is_wrong]
+    end = f" The other way round for {listed(reversed_)}." if reversed_ else ""
+    return Finding(verdict, f"Mean over the run; an equal share is {equal:.2f}: {figures}.{end}")
 
 
 def fixed(verdict: Verdict, text: str) -> Callable[[Study], Finding]:
@@ -173,8 +189,9 @@ def difference_told(found: Interval) -> str:
     return f"{sign}{mean} ({low} to {high})"
 
 
-def estimate(found: Mapping[str, float]) -> str:
-    return f"{found['mean']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
+def estimate(found: Mapping[str, float] | None) -> str:
+    """`?` where nothing can be told."""
+    return "?" if found is None else f"{found['mean']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
 
 
 def _missing(study: Study, *methods: str) -> Finding:
@@ -241,6 +258,13 @@ PAPER = (
         ".90/.92/.285",
         better("marble", tuned_weights(5)),
     ),
+    Claim(
+        "A weighted sum whose scales nobody set falls behind: PickScore as published, not divided by 26 "
+        "(the paper does not ask)",
+        "not reported",
+        better("marble", UNSCALED),
+        ours=True,
+    ),
     Claim("A late stage with equal coefficients is best", "stated", better("marble_late_uniform", "marble")),
     Claim(
         "Coefficients follow difficulty: geneval gets much, hpsv2 little",
@@ -277,7 +301,7 @@ OURS = {
 
 
 def judge_paper(study: Study) -> list[dict[str, str]]:
-    """Every claim of the paper: claim, paper, verdict, text."""
+    """Every claim of the paper: claim, paper, verdict, text, details."""
     return [_judged(claim, study) for claim in PAPER]
 
 
@@ -293,5 +317,4 @@ def judged_here(study: Study) -> list[dict[str, str]]:
 
 
 def _judged(claim: Claim, study: Study) -> dict[str, str]:
-    finding = claim.judge(study)
-    return {"claim": claim.text, "paper": claim.paper, "verdict": finding.verdict, "text": finding.text}
+    return {"claim": claim.text, "paper": claim.paper, **asdict(claim.judge(study))}

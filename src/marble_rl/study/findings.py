@@ -57,9 +57,9 @@ class Study:
         return self._against[other]
 
     def share(self, method: str, reward: str) -> Interval | None:
-        """The gain of ``method`` on a reward over the untrained model, in units of the gain of the reward's specialist,
-        on the seeds that all three have; None where these are not two, or the specialist gains nothing. The interval is
-        that of the numerator."""
+        """r = mean(gain) / mean(gain of the reward's specialist), both over the untrained model, on the seeds that all
+        three have; None where these are not two, or the specialist gains nothing. Its interval is that of the mean of
+        (gain - r * the specialist's) / mean(the specialist's): to first order, what r does from seed to seed."""
         specialist = f"only-{reward}"
         if not self.has(method, specialist, BASE):
             return None
@@ -68,7 +68,11 @@ class Study:
         gain, most = (
             np.array([scores[name, seed] - scores[BASE, seed] for seed in seeds]) for name in (method, specialist)
         )
-        return over_seeds(gain / most.mean()) if most.mean() > 0 else None
+        if most.mean() <= 0:
+            return None
+        ratio = float(gain.mean() / most.mean())
+        reach = over_seeds((gain - ratio * most) / most.mean()).half_width
+        return Interval(ratio, ratio - reach, ratio + reach, len(seeds), "seeds")
 
     def training(self, method: str, key: str) -> Interval | None:
         """Mean over seeds of a figure of metrics.jsonl, where two seeds or more have it."""

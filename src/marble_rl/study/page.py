@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -147,8 +148,8 @@ def _both(diagnosis: Mapping[str, Any], against: str, size: int = 1) -> str:
 
 
 def _each(diagnosis: Mapping[str, Any], direction: str) -> list[float]:
-    """Cosines of a direction with each reward's gradient, on images that it was not made of."""
-    return [found["mean"] for found in diagnosis["directions"][direction]["each"]]
+    """Cosines of a direction with each reward's gradient, on images that it was not made of; NaN of silent rewards."""
+    return [math.nan if found is None else found["mean"] for found in diagnosis["directions"][direction]["each"]]
 
 
 def _coefficients(diagnosis: Mapping[str, Any], reward: str) -> str:
