@@ -117,7 +117,8 @@ def assert_a_seed_gives_the_image_of_plain_diffusers(family: Family, folder: Pat
     model = family.load(folder)
     pipeline = family.plain(folder, model)
     opened = Opened(model, None, None, None)
-    images = sample_images(opened, "a kite", seed=7, images=2, steps=STEPS, solver="euler", **family.size)
+    images = list(sample_images(opened, "a kite", seed=7, images=2, steps=STEPS, solver="euler", **family.size))
+    assert len(images) == 2
     for i, image in enumerate(images):
         draw = torch.Generator().manual_seed(7 + i)
         theirs = family.theirs(pipeline, model, "np", prompt="a kite", latents=None, generator=draw)

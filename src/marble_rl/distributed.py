@@ -66,11 +66,11 @@ class World:
         """Where the work inside fails in one process, all raise, and the first of them tells why."""
         yield
 
-    def pick_device(self, name: str) -> torch.device:
-        """Where this process trains: of `auto`, the card that is its own."""
+    def pick_device(self, name: str, key: str = "model.device") -> torch.device:
+        """Where this process trains: of `auto`, the card that is its own. ``key``: where the name was given."""
         from marble_rl.models import pick_device
 
-        return pick_device(name)
+        return pick_device(name, key)
 
 
 def launched() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -136,15 +137,16 @@ def evaluate_target(
     """Evaluate each of the weights; the first process writes scores.json, a grid with one column per weights, and its
     pictures."""
     model = model_config(target, model_path, settings.model)
-    inputs = check_inputs(settings.model_copy(update={"model": model}))
+    inputs = check_inputs(settings.model_copy(update={"model": model.model_copy(update={"device": device})}))
     prompts = inputs.heldout
     if prompts_file is not None:
         prompts = read_prompt_file(prompts_file)
         check_prompts(prompts, inputs.scorer)
     columns = _shown_prompts(evaluated_prompts(prompts, settings.evaluation))
-    with output_folder(out):
-        own_device = str(world.pick_device(device))
+    with output_folder(out) if world.first else nullcontext():
+        own_device = str(world.pick_device(device, "--device"))
         opened = open_target(target, model_path=model_path, step=step, device=own_device, settings=model)
+        opened.check_weights(weights)
         results = _evaluations(opened, weights, settings, inputs, prompts, columns, world)
         held_out = frozenset(reward.name for reward in settings.rewards if reward.held_out)
         report = EvaluationReport(results, opened.step, held_out, out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from pydantic import ValidationError
 from torch import Tensor
 
 from marble_rl.checkpoint import (
@@ -61,6 +62,15 @@ class Opened:
     checkpoint: Checkpoint | None = None
     """Of a run: the rest of its state. The adapters, which the model has by now, are left out."""
 
+    def check_weights(self, weights: Sequence[Weights]) -> None:
+        """Before hours of work with the first of them."""
+        encoders = (part for encoder in self.model.text_encoders for part in encoder.modules())
+        if self.policy is None and "base" in weights and any(isinstance(part, BaseTunerLayer) for part in encoders):
+            raise InputError(
+                "--weights: 'base' will not do for a LoRA of text encoders, whose prompts are encoded once; "
+                "give the model itself instead"
+            )
+
     def acting_as(self, weights: Weights) -> AbstractContextManager[None]:
         if self.policy is None:
             return _without_lora(self.model) if weights == "base" else nullcontext()
@@ -71,11 +81,6 @@ class Opened:
 @contextmanager
 def _without_lora(model: DiffusionModel) -> Iterator[None]:
     """The bare model, though a LoRA was read into it."""
-    if any(isinstance(part, BaseTunerLayer) for encoder in model.text_encoders for part in encoder.modules()):
-        raise InputError(
-            "--weights: 'base' will not do for a LoRA of text encoders, whose prompts are encoded once; "
-            "give the model itself instead"
-        )
     layers = [part for part in model.transformer.modules() if isinstance(part, BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -148,7 +153,14 @@ def model_config(target: str, model_path: str | None = None, settings: ModelConf
     if own["path"] is None:
         raise InputError(f"{target}: the LoRA does not say which model it belongs to; give --model")
     check_model_path(own["path"], "--model" if kind == "LoRA" else "target")
-    return (settings or ModelConfig(path=own["path"])).model_copy(update=own)
+    given = {} if settings is None else settings.model_dump()
+    try:
+        return ModelConfig.model_validate({**given, **own})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise InputError(
+            f"{target}: {CARD} says {wrong['loc'][0]}: {wrong['input']!r} ({wrong['msg']}); mend or delete the file"
+        ) from None
 
 
 def own_settings(target: str) -> dict[str, Any]:
@@ -164,7 +176,7 @@ def own_settings(target: str) -> dict[str, Any]:
 
 
 def _load(config: ModelConfig, device: str, plain: bool = False) -> DiffusionModel:
-    chosen = pick_device(device)
+    chosen = pick_device(device, "--device")
     memory = PLAIN if plain else memory_settings(config, chosen)
     return load_model(config.path, chosen, config.text_length, config.guidance, memory)
 
@@ -250,9 +262,11 @@ def sample_images(
 def read_card(folder: Path) -> dict[str, Any]:
     """What an export noted, or nothing."""
     try:
-        card: dict[str, Any] = json.loads((folder / CARD).read_text())
-        return card
+        card = json.loads((folder / CARD).read_text())
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise InputError(f"{folder / CARD} is not valid JSON ({error}); mend or delete it") from None
+    if not isinstance(card, dict) or not isinstance(card.get("base_model", ""), str | None):
+        raise InputError(f"{folder / CARD} is not what marble export writes; mend or delete it")
+    return card

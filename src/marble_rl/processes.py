@@ -103,19 +103,19 @@ class Processes(World):
             failure = error
         self._nobody_fails(failure)
 
-    def pick_device(self, name: str) -> torch.device:
+    def pick_device(self, name: str, key: str = "model.device") -> torch.device:
         """A card for each process of a machine."""
         cards = torch.cuda.device_count()
         if name not in ("auto", "cuda") or not cards:
-            device = pick_device(name)
+            device = pick_device(name, key)
             if device.type == "cuda":
                 raise InputError(
-                    f"model.device: {name!r} is one card, but {self.size} processes run; use auto: a card for each"
+                    f"{key}: {name!r} is one card, but {self.size} processes run; use auto: a card for each"
                 )
             return device
         if self.local_rank >= cards:
             raise InputError(
-                f"model.device: {name!r} takes one card for each process, but this machine has {cards}, and a process "
+                f"{key}: {name!r} takes one card for each process, but this machine has {cards}, and a process "
                 f"number {self.local_rank + 1}; start it with --nproc-per-node {cards}"
             )
         return torch.device("cuda", self.local_rank)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -41,6 +43,8 @@ CHANGEABLE_KEYS = (
 )
 """Keys of what a run is about that may change while it goes on, such as a reward that is to be exploited no longer, or
 what helps a run that ran out of memory."""
+LOCK = ".lock"
+"""Locked while a process trains in the folder; holds the name of its machine."""
 
 
 class RunFolder:
@@ -66,6 +70,8 @@ class RunFolder:
             raise InputError(
                 f"{self.path} is not a run folder: it has no config.json. Give the --out of a training run"
             )
+        if not self.checkpoints.exists() and RunFolder(self.path / "run").exists:
+            raise InputError(f"{self.path} is the folder of a job; its run is {self.path / 'run'}: give that")
         try:
             load_config(self.config)
         except InputError as error:
@@ -147,15 +153,42 @@ class RunFolder:
         """A file that is locked for as long as it is open."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "w")  # noqa: SIM115  held until the run ends
+            lock = open(self.path / LOCK, "a+")  # noqa: SIM115  held until the run ends
         except OSError as error:
             raise InputError(f"--out: cannot write to {self.path}: {error.strerror}; give another folder") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(lock):
             lock.close()
-            raise InputError(f"--out: another process is training in {self.path}; wait for it or stop it") from None
+            raise InputError(f"--out: another process is training in {self.path}; wait for it or stop it")
+        with storage_errors(f"run folder {self.path}"):
+            lock.truncate(0)
+            lock.write(socket.gethostname())
+            lock.flush()
         return lock
+
+    def in_use(self) -> bool | None:
+        """Whether a process trains in it; None where that cannot be told: an older run, or one of another machine."""
+        try:
+            with open(self.path / LOCK) as lock:
+                if lock.read() != socket.gethostname():
+                    return None
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return None
+        return False
+
+
+def _lock(file: IO[str]) -> bool:
+    """Tried for a moment: `in_use` holds it for an instant."""
+    for pause in (0.05, 0.05, 0.0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(pause)
+        else:
+            return True
+    return False
 
 
 def _is_free(key: str) -> bool:

@@ -25,7 +25,7 @@ from marble_rl.compare import runner
 from marble_rl.compare.display import Display
 from marble_rl.compare.jobs import Job, config_hash, identity, plan_jobs
 from marble_rl.compare.methods import known_methods, method_sets, sequential_stages, tuned_weights
-from marble_rl.compare.report import markdown
+from marble_rl.compare.report import markdown, print_report
 from marble_rl.compare.results import Failure, JobResult, finished, job_result, read_result, read_results, write_result
 from marble_rl.compare.resume import locked, remaining_jobs
 from marble_rl.compare.selection import select_methods, select_seeds
@@ -350,10 +350,14 @@ def test_a_training_is_kept_where_only_its_evaluation_is_another(config: Path) -
         finish(job)
     begin(begun)
     now = plan(config, "evaluation.steps=3")
-    with pytest.raises(InputError, match=r"evaluation.steps was .*, now 3\..*evaluate 3 training.*--evaluate-again"):
+    with pytest.raises(InputError, match=r"evaluation.steps was .*, now 3\..*evaluate 2 training.*--evaluate-again"):
         left(now)
+    with pytest.raises(InputError, match=r"--evaluate-again: gdpo-seed5 in .* would lose their scores and not get"):
+        left(now, evaluate_again=True)
+    assert other.result.exists(), "no job of this plan would have judged it anew"
+    now += plan(config, "evaluation.steps=3", methods="gdpo", seeds=(5,))
     said: list[str] = []
-    assert len(left(now, evaluate_again=True, notice=said.append)) == 4
+    assert len(left(now, evaluate_again=True, notice=said.append)) == 5
     assert [line.partition(":")[0] for line in said] == [
         f"keeping the training of {name}" for name in ("weighted_sum-seed0", "marble-seed0", "gdpo-seed5")
     ]
@@ -624,6 +628,31 @@ def test_one_prompt_of_one_seed_has_no_interval_and_one_seed_no_arrow() -> None:
     assert "+1.000‡" in markdown(single)
     assert "‡ one prompt of one seed: no interval" in markdown(single)
     assert difference.low > 0, "though this interval is above 0"
+
+
+def test_crashed_jobs_leave_marked_holes() -> None:
+    """Also in the rows: a method without any result, and one with a part of its seeds."""
+    failed = {"failed": Failure("train", 3, ["out of luck"])}
+    good = [result("weighted_sum", s, {"a": [1.0, 2.0]}) for s in (0, 1)] + [result("marble", 0, {"a": [1.5, 2.5]})]
+    found = compare_results([*good, result("marble", 1, {}, **failed), result("gdpo", 0, {}, **failed)])
+    lines = markdown(found).splitlines()
+    assert "| gdpo | 0 of 1 | HOLE | HOLE |  |  |" in lines
+    assert any(line.startswith("| marble | 1 of 2 | ") for line in lines)
+    assert any(line.startswith("| weighted_sum | 2 | ") for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_terminal_of_any_width_shows_names_and_numbers_whole(width: int) -> None:
+    names = [f"reward_{i}" for i in range(8)]
+    dice = np.random.default_rng(0)
+    found = table({m: [{n: dice.random() for n in names} for _ in range(3)] for m in ("weighted_sum", "marble_gram")})
+    file = io.StringIO()
+    print_report(found, Console(file=file, force_terminal=True, width=width, color_system=None))
+    shown = file.getvalue()
+    assert "…" not in shown
+    for text in (*names, "weighted_sum", "marble_gram", *(f"{row.figures['reward_3'].mean:.1f}" for row in found.rows)):
+        assert text in shown
+    assert ("going on" in shown) == (width < 200)
 
 
 def test_one_seed_is_bootstrapped_over_its_prompts() -> None:

@@ -35,6 +35,7 @@ from marble_rl.report.statistics import MOST_POINTS
 from marble_rl.report.verdicts import Verdict, fewer_conflicts, verdicts
 from marble_rl.report.wording import MINUS, memory
 from marble_rl.report.writing import watch_report, write_report
+from marble_rl.runfolder import RunFolder
 from runs import base_config, marble, train, write_config
 
 HOSTILE = [
@@ -408,9 +409,15 @@ def test_a_file_that_cannot_be_written_is_bad_input(copy: Path) -> None:
 def test_a_run_that_goes_on_is_told_from_one_that_stopped(copy: Path) -> None:
     assert "All 8 steps are done" in page_of(copy).text
     edit_lines(copy, lambda lines: lines[:5])
+    much_later = time.time() + 7200
+    with RunFolder(copy)._locked():
+        assert "5 of 8 steps are done, about" in Page(run_page(read_run(copy), now=much_later)).text, (
+            "a long evaluation"
+        )
+    assert "5 of 8 steps are done; the last was logged" in page_of(copy).text
+    (copy / ".lock").unlink()  # of another machine, or an older version: its age alone tells
     assert "5 of 8 steps are done, about" in page_of(copy).text
-    later = run_page(read_run(copy), now=time.time() + 7200)
-    assert "the last was logged 2 h 0 min ago" in Page(later).text
+    assert "the last was logged 2 h 0 min ago" in Page(run_page(read_run(copy), now=much_later)).text
 
 
 def test_watching_builds_again_when_something_is_new(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,8 +445,9 @@ def test_watching_builds_again_when_something_is_new(copy: Path, monkeypatch: py
 def test_a_watched_page_tells_when_its_run_died(
     copy: Path, monkeypatch: pytest.MonkeyPatch, done: int, words: list[str]
 ) -> None:
-    """Nothing is written any more, but time goes by, 50 seconds between two polls."""
+    """Nothing is written any more, but time goes by, 50 seconds between two polls. No lock tells either."""
     edit_lines(copy, lambda lines: lines[:done])
+    (copy / ".lock").unlink()
     now = time.time()
     shown: list[str] = []
     built: list[Path] = []
@@ -563,7 +571,7 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
     assert outcome.code == 0, outcome.err
     page = Page((comparison / "report.html").read_text())
     for text in (
-        "Three methods, two rewards",
+        "Four methods (one crashed), two rewards",
         "8 evaluated prompts, 2 images each",
         "Rewards on the evaluated prompts",
         "No difference can be told by the composite; better on ocr; worse on taste.",
@@ -627,6 +635,21 @@ def test_one_seed_in_common_tells_nothing_of_other_trainings(comparison: Path) -
     assert re.findall(r'class="verdict (\w+)"', html)[0] == "unknown"
     assert "Better by the composite, in one training of each: others may differ; better on ocr." in html
     assert "one seed: the interval is over its prompts" in html
+
+
+def test_methods_that_crashed_are_in_the_table_and_the_title(comparison: Path) -> None:
+    page = Page(comparison_page(comparison))
+    assert "Four methods (one crashed), two rewards" in page.text
+    assert re.search(r"gdpo\s*0\s*crashed", page.text)
+
+
+def test_a_comparison_that_has_only_begun(tmp_path: Path) -> None:
+    (tmp_path / "jobs" / "marble-seed0").mkdir(parents=True)
+    with pytest.raises(InputError, match="no job of this comparison has ended yet"):
+        write_report(tmp_path)
+    (tmp_path / "jobs" / "marble-seed0.json").write_text("{}")
+    with pytest.raises(InputError, match=f"marble compare {tmp_path} --table-only"):
+        write_report(tmp_path)
 
 
 def test_only_what_methods_have_in_common_is_called_the_same(comparison: Path) -> None:

@@ -105,7 +105,7 @@ def test_better_means_an_interval_above_zero() -> None:
     found = study({"base": LOW, "weighted_sum": LOW, "marble": HIGH})
     assert better("marble", "weighted_sum")(found).verdict == "confirmed"
     reversed_ = better("weighted_sum", "marble")(found)
-    assert reversed_.verdict == "not confirmed"
+    assert reversed_.verdict == "contradicted"
     assert "the other way round" in reversed_.text
     assert reversed_.text.endswith("; 3 seeds.")
     assert "geneval ▼ -0.4000 (-0.4000 to -0.4000)" in reversed_.details
@@ -133,7 +133,10 @@ def test_a_claim_of_two_parts() -> None:
     five, twenty = better("marble", "marble_n5"), better("marble", "marble_n20")
     assert all_of({"N = 5": five})(data).verdict == "confirmed"
     assert all_of({"N = 5": five, "N = 20": twenty})(data).verdict == "partly"
-    assert all_of({"N = 20": twenty})(data).verdict == "not confirmed"
+    assert all_of({"N = 20": twenty})(data).verdict == "contradicted"
+    alike = study({"base": LOW, "marble": HIGH, "marble_n5": HIGH, "marble_n20": [0.9] * 6})
+    assert all_of({"N = 5": five})(alike).verdict == "not confirmed"
+    assert all_of({"N = 5": five, "N = 20": twenty})(alike).verdict == "contradicted"
     assert all_of({"N = 5": five, "other": better("marble", "other")})(data).verdict == "partly"
     assert all_of({"other": better("marble", "other")})(data).verdict == "not measured"
 
@@ -141,7 +144,7 @@ def test_a_claim_of_two_parts() -> None:
 def test_rewards_rise() -> None:
     data = study({"base": LOW, "marble": [0.5, 0.5, 0.5, 0.5, 0.1, 0.05]})
     assert rewards_rise(data).verdict == "partly"
-    assert held_out_rewards_rise(data).verdict == "not confirmed"
+    assert held_out_rewards_rise(data).verdict == "contradicted"
     assert "aesthetic ▼" in held_out_rewards_rise(data).text
     assert rewards_rise(study({"base": LOW, "marble": HIGH})).verdict == "confirmed"
 
@@ -173,7 +176,8 @@ def test_coefficients_follow_difficulty() -> None:
 
     assert follows_difficulty(shares(0.3, 0.1)).verdict == "confirmed"
     assert follows_difficulty(shares(0.3, 0.3)).verdict == "partly"
-    assert follows_difficulty(shares(0.1, 0.3)).verdict == "not confirmed"
+    assert follows_difficulty(shares(0.1, 0.3)).verdict == "contradicted"
+    assert follows_difficulty(shares(0.2, 0.2)).verdict == "not confirmed"
     assert follows_difficulty(shares(0.1, 0.3)).text.endswith("The other way round for geneval and hpsv2.")
     assert "other way" not in follows_difficulty(shares(0.3, 0.1)).text
     assert follows_difficulty(study({"marble": HIGH})).verdict == "not measured"

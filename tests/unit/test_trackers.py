@@ -115,6 +115,24 @@ def test_runs_of_one_name_have_folders_of_their_own_in_tensorboard(tmp_path: Pat
     assert Shown(tmp_path / "events" / "run-2").figures() == [(0, "reward/a", 98.0)]
 
 
+def test_event_files_go_with_a_run_that_was_moved_and_to_a_folder_that_was_changed(
+    tmp_path: Path, config: RunConfig
+) -> None:
+    def log(settings: TensorboardTracker, run: Path, step: int) -> None:
+        with Trackers([settings], run, config, step, step, print) as trackers:
+            trackers.log(step, {"reward/a": float(step)})
+
+    here = TensorboardTracker(type="tensorboard")
+    (tmp_path / "a").mkdir()
+    log(here, tmp_path / "a", 0)
+    (tmp_path / "a").rename(tmp_path / "b")
+    log(here, tmp_path / "b", 1)
+    assert not (tmp_path / "a").exists()
+    assert Shown(tmp_path / "b" / "tensorboard").figures() == [(0, "reward/a", 0.0), (1, "reward/a", 1.0)]
+    log(TensorboardTracker(type="tensorboard", dir=tmp_path / "events"), tmp_path / "b", 2)
+    assert Shown(tmp_path / "events" / "b").figures() == [(2, "reward/a", 2.0)]
+
+
 def test_a_grid_is_shown_with_its_step_or_not_at_all(tmp_path: Path, config: RunConfig, grid: Path) -> None:
     """Resumed in the middle of a rollout: its grid was shown when the rollout began."""
     with Trackers([TENSORBOARD], tmp_path, config, 3, 3, print) as trackers:

@@ -33,7 +33,7 @@ def bench(
     from marble_rl.storage import output_folder
 
     with output_folder(out):
-        found = run_bench(pick_device(device), rounds, Size(), Console(stderr=True))
+        found = run_bench(pick_device(device, "--device"), rounds, Size(), Console(stderr=True))
         if as_json:  # told before it is written: minutes of measuring are not lost to a full disk
             print_json(asdict(found))
         else:

@@ -65,7 +65,7 @@ def rewards_check(
     sources = settings.prompts.train
     known = given or (load_prompts(sources, "prompts.train").prompts if sources else [])
     picture = None if image is None else read_picture(image)
-    chosen = pick_device(device)
+    chosen = pick_device(device, "--device")
     scorer = Scorer(configs, build_rewards(configs))
     with Console(stderr=True).status("checking rewards"):
         checks = [check_reward(scorer[name], chosen, known, picture) for name in scorer.names]
@@ -107,7 +107,7 @@ def rewards_serve(
         host=host,
         port=port,
         limits=Limits(max_body_mb << 20, max_batch),
-        device=pick_device(device),
+        device=pick_device(device, "--device"),
         notice=typer.echo,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,14 @@ def run_comparison(
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True, highlight=False)
 
+    def table_so_far() -> None:
+        """For those who look while jobs go on. What is wrong with it, or with the method compared with, is told at the
+        end."""
+        for other in (against, None):
+            with suppress(MarbleError):
+                make_table(out, against=other)
+                return
+
     jobs = plan_jobs(config, overrides, methods, seeds, out)
     for different in _different_inputs(jobs):
         check_inputs(different)
@@ -58,7 +67,7 @@ def run_comparison(
             say(f"{len(jobs)} jobs in {out / JOBS}: {done} done, {len(left)} to run, {workers} at a time")
             with Interrupts(say, "stopping all jobs; they finish a step and save") as interrupts:
                 with Display(console, len(jobs), done) as display:
-                    run_jobs(left, workers, display, interrupts, lock)
+                    run_jobs(left, workers, display, interrupts, lock, on_result=table_so_far)
                 if interrupts.pending():
                     interrupts.stop("stopped; the same command goes on from here")
         return make_table(out, against=against)

@@ -20,6 +20,11 @@ from marble_rl.compare.statistics import COMPOSITE, Interval
 from marble_rl.compare.table import Comparison, Row
 from marble_rl.storage import storage_errors, write_bytes, write_json
 
+GOES_ON = ", going on"
+ROOM = 3
+"""Characters around a column."""
+HOLE = "HOLE"
+"""In place of a figure that crashed jobs left out."""
 HARMONY = {
     "heldout/min_cos": "held-out worst cosine",
     "ws_heldout/min_cos": "of the weighted sum",
@@ -39,18 +44,34 @@ def write_report(comparison: Comparison, out: Path) -> None:
 
 def print_report(comparison: Comparison, console: Console) -> None:
     for title, head, body in _tables(comparison):
-        table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD)
-        for i, name in enumerate(head):
-            table.add_column(escape(name.replace(" ", "\n")), justify="right" if i else "left")
-        for row in body:
-            table.add_row(*(escape(cell.replace("**", "").replace(" ±", "\n±")) for cell in row))
-        if not console.is_terminal:  # a file has no width: nothing is folded there
-            console.width = max(
-                console.width, console.measure(table, options=console.options.update(width=1000)).maximum
-            )
-        console.print(table)
+        cells = [[escape(name.replace(" ", "\n")) for name in head]]
+        cells += [[escape(cell.replace("**", "").replace(" ±", "\n±")) for cell in row] for row in body]
+        # A file has no width: nothing is parted there, and nowhere is a name or a number cut.
+        blocks = _blocks(cells, console.width) if console.is_terminal else [list(range(len(head)))]
+        for columns in blocks:
+            table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD)
+            for i in columns:
+                table.add_column(cells[0][i], justify="right" if i else "left", no_wrap=True)
+            for row in cells[1:]:
+                table.add_row(*(row[i] for i in columns))
+            if not console.is_terminal:
+                wanted = console.measure(table, options=console.options.update(width=1000)).maximum
+                console.width = max(console.width, wanted)
+            console.print(table)
+            title = f"{title.removesuffix(GOES_ON)}{GOES_ON}"
     for line in notes(comparison):
         console.print(line, style="dim", markup=False, highlight=False)
+
+
+def _blocks(cells: list[list[str]], width: int) -> list[list[int]]:
+    """Columns that fit side by side, the first of them in every block: it names the method."""
+    widths = [ROOM + max(len(line) for row in cells for line in row[i].split("\n")) for i in range(len(cells[0]))]
+    blocks = [[0]]
+    for i in range(1, len(widths)):
+        if len(blocks[-1]) > 1 and sum(widths[j] for j in blocks[-1]) + widths[i] + 1 > width:
+            blocks.append([0])
+        blocks[-1].append(i)
+    return blocks
 
 
 def markdown(comparison: Comparison) -> str:
@@ -109,7 +130,8 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append(f"made with {len(comparison.versions)} different sets of package versions; see the jobs' JSONs")
     for hole in comparison.holes:
         lines.append(
-            f"HOLE: {hole.method} seed {hole.seed} crashed ({hole.stage}, exit code {hole.exit_code}): {hole.last_line}"
+            f"{HOLE}: {hole.method} seed {hole.seed} crashed ({hole.stage}, exit code {hole.exit_code}): "
+            f"{hole.last_line}"
         )
     return lines
 
@@ -138,7 +160,9 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]
     body = []
     for row in comparison.rows:
         cells = [_figure(row.figures[name], column, signed=name == COMPOSITE) for name, column in columns.items()]
-        body.append([row.method, str(len(row.seeds)), *cells, _minutes(row), _seconds(row)])
+        body.append([row.method, _seeds(comparison, row.method, len(row.seeds)), *cells, _minutes(row), _seconds(row)])
+    for method in comparison.wholly_crashed:
+        body.append([method, _seeds(comparison, method, 0), *[HOLE] * len(columns), "", ""])
     tables = [("Scores", ["method", "n", *heads, "minutes", "s/step"], body)]
     compared = [row for row in comparison.rows if row.differences]
     if compared:
@@ -155,6 +179,11 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]
         body = [[row.method, *(_number(row.training.get(key)) for key in keys)] for row in refreshed]
         tables.append(("Harmony", ["method", *HARMONY.values(), *(f"alpha_bar {n}" for n in trained)], body))
     return tables
+
+
+def _seeds(comparison: Comparison, method: str, done: int) -> str:
+    crashed = comparison.crashed.get(method, 0)
+    return f"{done} of {done + crashed}" if crashed else str(done)
 
 
 def places_of(column: list[Interval]) -> int:

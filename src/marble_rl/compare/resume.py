@@ -51,6 +51,14 @@ def remaining_jobs(
     stale = _stale(jobs, results)
     another_training = _stale(jobs, results, but=JUDGING)
     badly_judged = [n for n in stale if n not in another_training and (out / JOBS / n / "run").exists()]
+    planned = {job.name for job in jobs}
+    unplanned = [n for n in badly_judged if n not in planned]
+    if evaluate_again and unplanned and not fresh:
+        raise InputError(
+            f"--evaluate-again: {', '.join(unplanned[:5])}{' and others' if len(unplanned) > 5 else ''} in {out} would "
+            "lose their scores and not get others; name their --methods and --seeds in the same call"
+        )
+    badly_judged = [n for n in badly_judged if n in planned]
     refused = {n: reason for n, reason in stale.items() if not (evaluate_again and n in badly_judged)}
     if refused and not fresh:
         name, reason = next(iter(refused.items()))

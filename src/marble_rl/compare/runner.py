@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from marble_rl.compare.display import Display
 from marble_rl.compare.jobs import Job, identity
@@ -21,7 +21,14 @@ LAST_LINES = 20
 POLL_SECONDS = 0.1
 
 
-def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, interrupts: Interrupts, lock: int) -> None:
+def run_jobs(
+    jobs: Sequence[Job],
+    at_once: int,
+    display: Display,
+    interrupts: Interrupts,
+    lock: int,
+    on_result: Callable[[], None] = lambda: None,
+) -> None:
     """Run the jobs; each that ends leaves its result. A crash is a result too, and does not stop the others.
 
     Where a stop is asked for, each process gets one SIGINT, finishes its step and saves; no other job is begun.
@@ -43,6 +50,8 @@ def run_jobs(jobs: Sequence[Job], at_once: int, display: Display, interrupts: In
                     continue
                 running.remove(process)
                 display.ended(process.job, process.result)
+                if process.result is not None:
+                    on_result()
             time.sleep(POLL_SECONDS)
     except Exception:  # a fault in here, such as a full disk: the other jobs save first
         for process in running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -71,6 +72,16 @@ class Comparison:
     @property
     def columns(self) -> list[str]:
         return [*self.rewards, COMPOSITE]
+
+    @property
+    def crashed(self) -> dict[str, int]:
+        """Jobs that crashed, by method."""
+        return dict(Counter(hole.method for hole in self.holes))
+
+    @property
+    def wholly_crashed(self) -> list[str]:
+        """Methods without any result."""
+        return [method for method in self.crashed if all(row.method != method for row in self.rows)]
 
 
 def compare_results(results: Sequence[JobResult], against: str | None = None) -> Comparison:

@@ -49,7 +49,7 @@ def _directions(axes: Any, found: Diagnosis) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("smallest cosine with a reward's gradient")
     axes.set_title("How each direction serves the reward it serves least")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
 
 
 def _cosines(axes: Any, found: Diagnosis) -> None:

@@ -28,8 +28,18 @@ from marble_rl.student import student_mean, student_reach
 
 FEWEST = 3
 """Batches that a jackknife needs: with one of them left out there must still be a pair."""
+ENOUGH = 20
+"""Batches; with fewer, figures without an interval (signal, cosines between rewards) may be anything."""
 UNCHANGED = 1e-20
 """A squared error below it is rounding; figures are of the order of 1."""
+
+
+def few(batches: int) -> str:
+    """What to say of a diagnosis of less than ``ENOUGH``."""
+    return (
+        f"{batches} batches are few: intervals are wide, and signal and cosines between rewards, which have none, may "
+        "be anything. Give --batches 50."
+    )
 
 
 @dataclass(frozen=True)

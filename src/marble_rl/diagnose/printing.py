@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from marble_rl.diagnose.intervals import UNKNOWN, Estimate
+from marble_rl.diagnose.intervals import ENOUGH, UNKNOWN, Estimate, few
 from marble_rl.diagnose.measure import Sample
 from marble_rl.diagnose.run import SIZES, Diagnosis
 
@@ -20,6 +20,8 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
     console.print(
         f"{found.batches} fresh mini-batches of {found.images} images, policy after step {found.step}", markup=False
     )
+    if found.batches < ENOUGH:
+        console.print(few(found.batches), style="yellow", soft_wrap=True)
     console.print(_directions(found))
     console.print(
         "smallest cosine with a reward's gradient; conflict: how often it is negative in another batch", style="dim"
@@ -73,7 +75,7 @@ def _directions(found: Diagnosis) -> Table:
             continue
         table.add_row(
             name,
-            f"{figures.in_batch['min_cos'].mean:+.3f}",
+            f"{figures.in_batch['min_cos'].mean:+.2f}",
             _shown(figures.independent.get("min_cos", UNKNOWN)),
             _known(figures.independent.get("conflict", UNKNOWN).mean, ".2f"),
             _shown(figures.rest.get("min_cos", UNKNOWN)),
@@ -138,9 +140,8 @@ def _both(figures: dict[str, Estimate]) -> str:
 
 
 def _shown(estimate: Estimate) -> str:
-    """Mean, and half of the interval's width."""
-    half = (estimate.high - estimate.low) / 2
-    return "?" if math.isnan(estimate.mean) else f"{estimate.mean:+.3f} ±{half:.3f}"
+    """Mean and interval, which need not lie evenly around it."""
+    return "?" if math.isnan(estimate.mean) else f"{estimate.mean:+.2f} ({estimate.low:+.2f} to {estimate.high:+.2f})"
 
 
 def _known(value: float, form: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -155,7 +155,7 @@ class PromptCache:
         self._rows: dict[str, Conditioning] = {}
 
     def prepare(self, texts: Sequence[str]) -> None:
-        """Encode prompts that are asked for soon, as many as fit, in a single visit of the text encoders."""
+        """Encode prompts that are asked for soon, the first of them, as many as fit, in one visit of the encoders."""
         self._fetch(texts, most=self._limit)
 
     def encode(self, texts: Sequence[str]) -> Conditioning:
@@ -165,21 +165,23 @@ class PromptCache:
         return type(rows[0]).cat(rows).to(self._model.device)
 
     def _fetch(self, texts: Sequence[str], most: float = math.inf) -> dict[str, Conditioning]:
-        """Embeddings by prompt; missing ones are encoded as long as all together take no more than ``most`` bytes."""
-        known = {text: self._rows.pop(text) for text in dict.fromkeys(texts) if text in self._rows}
-        missing = [text for text in dict.fromkeys(texts) if text not in known]
-        taken = sum(row.bytes for row in known.values())
-        if missing:
-            with self._model.encoding():
-                for text in missing:
-                    row = self._model.encode([text]).to(torch.device("cpu"))
-                    taken += row.bytes
-                    if taken > most:
-                        break
-                    known[text] = row
-                    self._bytes += row.bytes
-        self._rows |= known  # the newest come last
+        """Embeddings by prompt, in order, as long as all together take no more than ``most`` bytes."""
+        asked = list(dict.fromkeys(texts))
+        found: dict[str, Conditioning] = {}
+        taken = 0
+        with self._model.encoding() if any(text not in self._rows for text in asked) else nullcontext():
+            for text in asked:
+                known = self._rows.get(text)
+                row = self._model.encode([text]).to(torch.device("cpu")) if known is None else known
+                taken += row.bytes
+                if taken > most:
+                    break
+                found[text] = row
+                self._bytes += row.bytes if known is None else 0
+        for text, row in found.items():  # the newest come last
+            self._rows.pop(text, None)
+            self._rows[text] = row
         while self._bytes > self._limit and len(self._rows) > 1:
             oldest = next(iter(self._rows))
             self._bytes -= self._rows.pop(oldest).bytes
-        return known
+        return found

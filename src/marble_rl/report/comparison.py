@@ -19,11 +19,12 @@ from marble_rl.report.page import render
 from marble_rl.report.pictures import Gallery, shown_cards
 from marble_rl.report.sections import PALETTE
 from marble_rl.report.verdicts import Answer, Verdict
-from marble_rl.report.wording import counted, duration, listed, memory, number
+from marble_rl.report.wording import count_word, counted, duration, listed, memory, number
 
 FILE = "compare.json"
+JOBS = "jobs"
 COMPOSITE = "composite"
-ANSWERS: dict[str, Answer] = {"confirmed": "yes", "partly": "partly", "not confirmed": "no"}
+ANSWERS: dict[str, Answer] = {"confirmed": "yes", "partly": "partly", "not confirmed": "unknown", "contradicted": "no"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class StoredComparison:
     against: str | None
     methods: list[Method]
     holes: list[str]
+    crashed: list[str]
+    """Methods without any result"""
     prompts: int
     images_per_prompt: int
     claims: list[Verdict]
@@ -63,6 +66,11 @@ class StoredComparison:
         return [*self.rewards, COMPOSITE]
 
     @property
+    def columns_shown(self) -> list[str]:
+        """What decides comes first."""
+        return [COMPOSITE, *self.rewards]
+
+    @property
     def same(self) -> list[str]:
         """What all methods have in common; one that was not trained has no budget."""
         budgets = {method.budget for method in self.methods if method.seconds}
@@ -70,12 +78,21 @@ class StoredComparison:
         return [*(["budget"] if len(budgets) == 1 else []), *(["seeds"] if len(seeds) == 1 else [])]
 
 
+class NothingYet(InputError):
+    """A comparison of which no job has ended."""
+
+
 def is_comparison(folder: Path) -> bool:
-    return (folder / FILE).is_file()
+    """Also one that has only begun."""
+    return (folder / FILE).is_file() or (folder / JOBS).is_dir()
 
 
 def read_comparison(folder: Path) -> StoredComparison:
     """Raises InputError where it is not what this version writes."""
+    if not (folder / FILE).exists():
+        if any((folder / JOBS).glob("*.json")):
+            raise InputError(f"{folder} has results and no table: make it by marble compare {folder} --table-only")
+        raise NothingYet(f"{folder}: no job of this comparison has ended yet; look again later, or give --watch")
     try:
         tree = json.loads((folder / FILE).read_text(encoding="utf-8"))
         found = StoredComparison(
@@ -87,6 +104,7 @@ def read_comparison(folder: Path) -> StoredComparison:
                 "{method} seed {seed}: {stage} ended with exit code {exit_code}: {last_line}".format(**h)
                 for h in tree["holes"]
             ],
+            [name for name in dict.fromkeys(str(h["method"]) for h in tree["holes"]) if name not in _names(tree)],
             int(number_of(tree["prompts"])),
             int(number_of(tree["images_per_prompt"])),
             [_claim(claim) for claim in tree.get("claims", [])],
@@ -99,6 +117,10 @@ def read_comparison(folder: Path) -> StoredComparison:
             f"{folder / FILE} is not what this version of marble compare writes ({type(error).__name__}: {error}). "
             f"Make it anew: marble compare {folder} --table-only"
         ) from None
+
+
+def _names(tree: dict[str, Any]) -> list[str]:
+    return [str(row["method"]) for row in tree["rows"]]
 
 
 def _claim(found: dict[str, str]) -> Verdict:
@@ -140,7 +162,7 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
     return render(
         "comparison.html.j2",
         title=folder.resolve().name,
-        heading=f"{counted(len(found.methods), 'method').capitalize()}, {counted(len(found.rewards), 'reward')}",
+        heading=_heading(found),
         comparison=found,
         best=_best(found),
         verdicts=_verdicts(found),
@@ -161,6 +183,12 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
         refresh_seconds=refresh_seconds,
         made=time.strftime("%Y-%m-%d %H:%M"),
     )
+
+
+def _heading(found: StoredComparison) -> str:
+    methods = counted(len(found.methods) + len(found.crashed), "method").capitalize()
+    holes = f" ({count_word(len(found.crashed))} crashed)" if found.crashed else ""
+    return f"{methods}{holes}, {counted(len(found.rewards), 'reward')}"
 
 
 def _prompts(job: StoredJob | None) -> str:

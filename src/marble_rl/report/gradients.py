@@ -6,6 +6,7 @@ import math
 from statistics import fmean
 
 from marble_rl.bootstrap import Difference
+from marble_rl.diagnose.intervals import ENOUGH, few
 from marble_rl.report.charts import Chart, Line, Reference, forest, line_chart
 from marble_rl.report.diagnosis import StoredDiagnosis
 from marble_rl.report.grids import histogram, matrix, sample_map
@@ -29,6 +30,7 @@ def diagnosis(run: RunData) -> Section:
     if found is None:
         return Section("diagnosis", "Diagnosis", "", [], why)
     text = (
+        f"{few(found.batches) + ' ' if found.batches < ENOUGH else ''}"
         f"One gradient per reward from each of {found.batches} fresh batches of {found.images} images, none of them "
         f"trained on, drawn by the policy{'' if found.step is None else f' after step {found.step}'}. Each way to "
         "combine the rewards is measured with the gradients of its own batch, where a reward's noise counts as "

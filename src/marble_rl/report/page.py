@@ -112,10 +112,11 @@ def _status(run: RunData, now: float) -> Status:
     if run.finished:
         return Status("finished", f"All {wanted} steps are done.")
     if run.modified is None or not run.lines:
-        return Status("starting", f"No step of {wanted} is logged yet.")
+        return Status("stopped" if run.in_use is False else "starting", f"No step of {wanted} is logged yet.")
     quiet = now - run.modified
-    patience = max(120.0, 10 * total_seconds(run) / len(run.lines))
-    if quiet < patience:
+    # Where no lock tells: from a pause that is long for its steps, which an evaluation may be too.
+    seems_alive = quiet < max(120.0, 10 * total_seconds(run) / len(run.lines))
+    if seems_alive if run.in_use is None else run.in_use:
         left = duration(total_seconds(run) / len(run.lines) * (wanted - done))
         return Status("running", f"{done} of {wanted} steps are done, about {left} are left.")
     return Status("stopped", f"{done} of {wanted} steps are done; the last was logged {duration(quiet)} ago.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +15,7 @@ from markupsafe import Markup
 from PIL import Image, ImageSequence
 
 from marble_rl.images import STILLS, grid_rows
-from marble_rl.report.evaluation import PromptCard
+from marble_rl.report.evaluation import PromptCard, Shot
 from marble_rl.report.reading import RunData
 
 T = TypeVar("T")
@@ -38,8 +39,8 @@ class Inlined:
 class ShownShot:
     weights: str
     picture: Inlined
-    scores: list[tuple[str, float, float]]
-    """Reward, score, and how much better it is than the first weights' score"""
+    scores: list[tuple[str, float, int]]
+    """Reward, score, and 1 or -1 where it is clearly better or worse than the first weights' score"""
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,34 @@ def _stills(image: Image.Image) -> Image.Image:
 def shown_cards(prompts: Sequence[PromptCard], gallery: Gallery) -> list[ShownCard]:
     """Prompts with a picture under each of the weights."""
     cards = []
+    least = _least_change(prompts)
     for card in prompts[:MOST_CARDS]:
         first = card.shots[0].scores
         opened = [(shot, gallery.open(shot.file, SHOT)) for shot in card.shots]
         shots = [
-            ShownShot(shot.weights, picture, [(n, s, s - first.get(n, s)) for n, s in shot.scores.items()])
+            ShownShot(shot.weights, picture, _scores(shot, first, least))
             for shot, picture in opened
             if picture is not None
         ]
         if shots:
             cards.append(ShownCard(card.prompt, card.source, shots))
     return cards
+
+
+def _least_change(prompts: Sequence[PromptCard]) -> dict[str, float]:
+    """By reward, from where a change is marked: a tenth of how much prompts differ under the first weights."""
+    first = [card.shots[0].scores for card in prompts]
+    columns = {name: [scores[name] for scores in first if name in scores] for name in {n for f in first for n in f}}
+    return {name: 0.1 * statistics.pstdev(column) for name, column in columns.items()}
+
+
+def _scores(shot: Shot, first: Mapping[str, float], least: Mapping[str, float]) -> list[tuple[str, float, int]]:
+    """Reward, score, and 1 or -1 where it is clearly better or worse than the first one's."""
+    changes = {name: score - first.get(name, score) for name, score in shot.scores.items()}
+    return [
+        (name, score, (changes[name] > least.get(name, 0.0)) - (changes[name] < -least.get(name, 0.0)))
+        for name, score in shot.scores.items()
+    ]
 
 
 def training_samples(run: RunData, gallery: Gallery) -> list[ShownStep]:

@@ -46,6 +46,8 @@ class RunData:
     remarks: list[str] = field(default_factory=list)
     """What could not be read"""
     diagnosis: StoredDiagnosis | None = None
+    in_use: bool | None = None
+    """Whether a process trains it; None where that cannot be told"""
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -85,7 +87,8 @@ def read_run(path: Path) -> RunData:
     evaluation = read_evaluation(folder.evaluation, remarks)
     diagnosis = read_diagnosis(folder.diagnosis, remarks)
     modified = folder.metrics.stat().st_mtime if folder.metrics.exists() else None
-    return RunData(path, config, lines, evaluation, _samples(folder.samples), modified, remarks, diagnosis)
+    samples = _samples(folder.samples)
+    return RunData(path, config, lines, evaluation, samples, modified, remarks, diagnosis, folder.in_use())
 
 
 def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:

@@ -33,7 +33,7 @@ def evaluation_rows(run: RunData) -> list[EvaluationRow]:
         return []
     colour = colours(run)
     rows = []
-    for name in next(iter(evaluation.means.values())):
+    for name in dict.fromkeys(name for means in evaluation.means.values() for name in means):
         means = [number(means[name]) if name in means else "" for means in evaluation.means.values()]
         row = EvaluationRow(name, colour.get(name, "ink"), name in evaluation.held_out, means)
         found = evaluation.differences.get(name)

@@ -24,6 +24,7 @@ REFRESHES_FOR_SIGNAL = 10
 """docs/metrics.md: the first values rest on one or two batches."""
 RARE = 0.05
 """Share of random orders that chance is given."""
+NONE = "too few prompts have scores of two sets of weights"
 SHARE_DIGITS = 9
 """Coefficients that differ beyond them differ by rounding alone."""
 
@@ -62,10 +63,11 @@ def rewards_rise(run: RunData) -> Verdict:
         found = {name: d for name, d in curves.items() if d is not None}
         where = "On training prompts, the last third of the steps against the first tenth"
     if not found:
+        evaluated = "no evaluation" if evaluation is None else f"{NONE} in its evaluation"
         return Verdict(
             claim,
             "unknown",
-            f"Cannot be told: no evaluation, and {counted(run.steps_done, 'step')} of training, where "
+            f"Cannot be told: {evaluated}, and {counted(run.steps_done, 'step')} of training, where "
             f"{LEAST_STEPS} are needed. Run marble evaluate.",
         )
     up = [name for name, d in found.items() if d.low > 0]
@@ -87,7 +89,10 @@ def held_out_rewards_follow(run: RunData) -> Verdict:
     known = {} if run.evaluation is None else run.evaluation.differences
     found = {name: d for name, d in known.items() if name in run.held_out}
     if not found:
-        return Verdict(claim, "unknown", "Cannot be told without an evaluation. Run marble evaluate.")
+        why = (
+            "without an evaluation. Run marble evaluate." if run.evaluation is None else f"from its evaluation: {NONE}."
+        )
+        return Verdict(claim, "unknown", f"Cannot be told {why}")
     down = [name for name, d in found.items() if d.high < 0]
     up = [name for name, d in found.items() if d.low > 0]
     missing = [name for name in run.held_out if name not in found]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from marble_rl.errors import InputError
-from marble_rl.report.comparison import comparison_page, is_comparison
+from marble_rl.report.comparison import NothingYet, comparison_page, is_comparison
 from marble_rl.report.page import run_page
 from marble_rl.report.reading import read_run
+from marble_rl.runfolder import RunFolder
 from marble_rl.storage import write_bytes
 
 POLL_SECONDS = 2.0
@@ -36,9 +38,11 @@ def watch_report(folder: Path, out: Path | None, on_built: Callable[[Path], None
         while True:
             state, now = _state(folder), time.monotonic()
             if state != seen or now >= due:
-                file, ages = _build(folder, out, REFRESH_SECONDS)
-                if state != seen:
-                    on_built(file)
+                ages = False
+                with suppress(NothingYet):
+                    file, ages = _build(folder, out, REFRESH_SECONDS)
+                    if state != seen:
+                        on_built(file)
                 seen, due = state, now + AGE_SECONDS if ages else math.inf
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
@@ -68,7 +72,8 @@ def _state(folder: Path) -> object:
     """Changes whenever a page would."""
     names = ("metrics.jsonl", "samples", "evaluation/scores.json", "diagnosis/diagnosis.json", "compare.json", "jobs")
     results = sorted((folder / "jobs").glob("*.json"))
-    return {file: _modified(file) for file in (*(folder / name for name in names), *results)}
+    modified = {file: _modified(file) for file in (*(folder / name for name in names), *results)}
+    return modified, RunFolder(folder).in_use()
 
 
 def _modified(file: Path) -> int | None:

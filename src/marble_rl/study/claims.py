@@ -1,7 +1,7 @@
 """Every claim of the paper, and each of our own variants, with the rule by which the study judges it.
 
 A claim "A is better than B" goes by the composite (docs/compare.md): the difference A - B, paired by seed. `confirmed`:
-its 95 % interval lies above 0. `not confirmed`: it does not; the text says whether it lies below 0, or on both sides.
+its 95 % interval lies above 0. `contradicted`: below 0. `not confirmed`: on both sides.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from marble_rl.compare.statistics import COMPOSITE, Interval
 from marble_rl.report.wording import listed, number
 from marble_rl.study.findings import Study
 
-Verdict = Literal["confirmed", "partly", "not confirmed", "measured elsewhere", "not testable here", "not measured"]
-DECIDED = ("confirmed", "partly", "not confirmed")
+Verdict = Literal[
+    "confirmed", "partly", "not confirmed", "contradicted", "measured elsewhere", "not testable here", "not measured"
+]
+DECIDED = ("confirmed", "partly", "not confirmed", "contradicted")
 UNSCALED = "weights:1,1,26,1,1"
 """The weighted sum of the study's rewards as they are published: its config divides PickScore by 26."""
 
@@ -49,8 +51,11 @@ def better(method: str, other: str) -> Callable[[Study], Finding]:
             return _missing(study, method, other)
         found = study.difference(method, other)
         composite = found[COMPOSITE]
-        verdict: Verdict = "confirmed" if composite.low > 0 else "not confirmed"
-        end = "" if composite.low > 0 else ": the other way round" if composite.high < 0 else ": cannot be told apart"
+        if composite.significant:
+            verdict: Verdict = "confirmed" if composite.low > 0 else "contradicted"
+            end = "" if composite.low > 0 else ": the other way round"
+        else:
+            verdict, end = "not confirmed", ": cannot be told apart"
         text = f"composite {difference_told(composite)}{end}; {composite.n} seeds."
         return Finding(verdict, text, _by_reward(found, study.table.rewards))
 
@@ -58,16 +63,18 @@ def better(method: str, other: str) -> Callable[[Study], Finding]:
 
 
 def all_of(judges: dict[str, Callable[[Study], Finding]]) -> Callable[[Study], Finding]:
-    """Confirmed if all are, partly if some."""
+    """Confirmed if all are, partly if some; else contradicted if one of them is."""
 
     def judge(study: Study) -> Finding:
         found = {name: judge(study) for name, judge in judges.items()}
         texts = " ".join(f"{name}: {finding.text}" for name, finding in found.items())
         details = " ".join(f"{name}: {finding.details}" for name, finding in found.items() if finding.details)
         known = [f.verdict for f in found.values() if f.verdict != "not measured"]
-        confirmed = known.count("confirmed")
-        verdict: Verdict = "not measured" if not known else "not confirmed" if not confirmed else "partly"
-        return Finding("confirmed" if known and confirmed == len(found) else verdict, texts, details)
+        if not known:
+            return Finding("not measured", texts, details)
+        if "confirmed" in known:
+            return Finding("confirmed" if known.count("confirmed") == len(found) else "partly", texts, details)
+        return Finding("contradicted" if "contradicted" in known else "not confirmed", texts, details)
 
     return judge
 
@@ -154,14 +161,13 @@ def follows_difficulty(study: Study) -> Finding:
         return _missing(study, "marble")
     equal = 1 / len(study.trained)
     right = [known["geneval"].low > equal, known["hpsv2"].high < equal]
-    verdict: Verdict = "confirmed" if all(right) else "partly" if any(right) else "not confirmed"
+    wrong = [known["geneval"].high < equal, known["hpsv2"].low > equal]
     figures = ", ".join(
         f"{name} {share.mean:.3f} ({share.low:.3f} to {share.high:.3f})" for name, share in known.items()
     )
-    wrong = [known["geneval"].high < equal, known["hpsv2"].low > equal]
     reversed_ = [name for name, is_wrong in zip(("geneval", "hpsv2"), wrong, strict=True) if is_wrong]
     end = f" The other way round for {listed(reversed_)}." if reversed_ else ""
-    return Finding(verdict, f"Mean over the run; an equal share is {equal:.2f}: {figures}.{end}")
+    return Finding(_of_all(right, wrong), f"Mean over the run; an equal share is {equal:.2f}: {figures}.{end}")
 
 
 def fixed(verdict: Verdict, text: str) -> Callable[[Study], Finding]:
@@ -172,9 +178,15 @@ def fixed(verdict: Verdict, text: str) -> Callable[[Study], Finding]:
 def _rising(found: dict[str, Interval], rewards: Sequence[str]) -> Finding:
     if not rewards:
         return Finding("not measured", "There are no such rewards.")
-    up = [name for name in rewards if found[name].low > 0]
-    verdict: Verdict = "confirmed" if len(up) == len(rewards) else "partly" if up else "not confirmed"
-    return Finding(verdict, _by_reward(found, rewards))
+    up, down = [found[name].low > 0 for name in rewards], [found[name].high < 0 for name in rewards]
+    return Finding(_of_all(up, down), _by_reward(found, rewards))
+
+
+def _of_all(right: Sequence[bool], wrong: Sequence[bool]) -> Verdict:
+    """Of a claim in several parts, each of which is right, wrong or neither."""
+    if any(right):
+        return "confirmed" if all(right) else "partly"
+    return "contradicted" if any(wrong) else "not confirmed"
 
 
 def _by_reward(found: dict[str, Interval], rewards: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ class EventFiles:
     """A further event file for each part of a run; all of them together are the run."""
 
     def __init__(self, settings: TensorboardTracker, run: TrackedRun) -> None:
-        folder = Path(run.identity) if run.identity is not None else _new_folder(settings, run)
+        folder = _folder(settings, run)
         self.identity = str(folder)
         # Readers drop what an earlier part logged from purge_step on: those steps are taken again.
         self._writer = SummaryWriter(str(folder), purge_step=run.first_step)
@@ -37,10 +37,12 @@ class EventFiles:
         self._writer.close()
 
 
-def _new_folder(settings: TensorboardTracker, run: TrackedRun) -> Path:
+def _folder(settings: TensorboardTracker, run: TrackedRun) -> Path:
     """In a folder for all runs, one of its own: what another run of that name logged would be dropped by readers."""
     if settings.dir is None:
-        return run.folder / "tensorboard"
+        return run.folder / "tensorboard"  # wherever the run is by now
+    if run.identity is not None and Path(run.identity).parent == settings.dir:
+        return Path(run.identity)
     names = chain([run.name], (f"{run.name}-{i}" for i in count(2)))
     return next(folder for folder in map(settings.dir.joinpath, names) if not any(folder.glob("events.*")))
 
