@@ -22,7 +22,7 @@ compare --methods ablations --seeds 0-2
 compare --methods base,joint,marble_alpha_over_norm --seeds 3-4
 compare --methods specialists --seeds 0-4
 # The weighted sum as it is where nobody divides PickScore by 26.
-compare --methods weights:1,1,26,1,1 --seeds 0-4
+compare --methods weights:1,1,26,1,1 --seeds 0-2
 # What gradients are like: at the beginning, at the end, and where rewards conflict.
 diagnose() { [ -e "$1/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$1" --batches "$BATCHES"; }
 begin() { OMP_NUM_THREADS=1 $MARBLE train "configs/$1.yaml" --out "$2/diagnoses/beginning" --set trainer.steps=5 --resume; }

@@ -72,6 +72,7 @@ class Opened:
             )
 
     def acting_as(self, weights: Weights) -> AbstractContextManager[None]:
+        self.check_weights([weights])
         if self.policy is None:
             return _without_lora(self.model) if weights == "base" else nullcontext()
         assert weights != "given"

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from peft import LoraConfig
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 
@@ -29,6 +30,7 @@ from marble_rl.export import export_lora
 from marble_rl.model_card import model_card
 from marble_rl.models import load_model
 from marble_rl.models.base import PromptCache
+from marble_rl.models.sd3 import SD3Model
 from marble_rl.prompts import load_prompts
 from marble_rl.rewards.brightness import Brightness
 from marble_rl.rewards.scoring import Scorer
@@ -166,6 +168,43 @@ def test_a_lora_against_its_base(run: Path, lora: Path, config_file: Path, tmp_p
     assert list(found) == ["base", "given"]
     assert found["base"] == known["base"]
     assert found["given"] != found["base"]
+
+
+@pytest.mark.parametrize("card", ["[1]", '{"base_model": 7}', '{"base_model": "mini", "text_length": "much"}', "{"])
+def test_a_damaged_card_is_bad_input(lora: Path, tmp_path: Path, card: str) -> None:
+    shutil.copytree(lora, tmp_path / "lora")
+    (tmp_path / "lora" / "marble.json").write_text(card)
+    outcome = marble("sample", tmp_path / "lora", "--prompt", "x", "--out", tmp_path / "out")
+    assert outcome.code == 2, outcome.err
+    assert "marble.json" in outcome.err
+    assert "mend or delete" in outcome.err
+
+
+def test_a_device_that_is_not_there_is_named_by_its_option(run: Path, tmp_path: Path) -> None:
+    for command in (("sample", run, "--prompt", "x"), ("evaluate", run)):
+        outcome = marble(*command, "--device", "mps", "--out", tmp_path / "out")
+        assert outcome.code == 2
+        assert "--device: unknown device 'mps'" in outcome.err
+
+
+def test_weights_that_will_not_do_are_refused_before_the_first_are_evaluated(
+    lora: Path, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A LoRA of text encoders cannot be switched off after prompts were encoded with it."""
+    evaluated: list[str] = []
+    plain = SD3Model.read_lora
+
+    def with_text_encoder(self: SD3Model, file: Path) -> None:
+        plain(self, file)
+        self.text_encoders[0].add_adapter(LoraConfig(target_modules=["q_proj"]))
+
+    monkeypatch.setattr(SD3Model, "read_lora", with_text_encoder)
+    monkeypatch.setattr("marble_rl.evaluation_report.evaluate", lambda *_, **__: evaluated.append("evaluated"))
+    both = ("--weights", "given", "--weights", "base")
+    outcome = marble("evaluate", lora, "--config", config_file, *both, "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "'base' will not do for a LoRA of text encoders" in outcome.err
+    assert evaluated == []
 
 
 def test_options_that_do_not_apply_are_refused(run: Path, lora: Path, tiny_sd3: Path, config_file: Path) -> None:

@@ -503,6 +503,22 @@ def test_text_encoders_visit_the_device_only_to_encode(model: SD3Model, monkeypa
     assert moves == ["meta"] * 3 + ["encode"] + ["cpu"] * 3
 
 
+def test_what_is_prepared_is_what_comes_first(model: SD3Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though what comes last is known already, from a walk over the same prompts: else every batch is a visit."""
+    texts = [f"prompt {i}" for i in range(6)]
+    encode, encoded = model.encode, list[str]()
+    cache = PromptCache(model, limit=3 * encode(texts[:1]).bytes)
+    for text in texts:
+        cache.encode([text])
+    monkeypatch.setattr(model, "encode", lambda given: (encoded.extend(given), encode(given))[1])
+    cache.prepare(texts)
+    assert encoded[:3] == texts[:3]
+    encoded.clear()
+    for text in texts[:3]:
+        cache.encode([text])
+    assert encoded == []
+
+
 def test_prompts_prepared_in_one_visit_are_those_encoded_on_demand(
     model: SD3Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

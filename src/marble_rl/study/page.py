@@ -15,7 +15,7 @@ from marble_rl.compare.report import markdown_table, markdown_tables, notes
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import Comparison
 from marble_rl.report.wording import number
-from marble_rl.study.claims import PAPER, difference_told, estimate, judge_ours, judge_paper
+from marble_rl.study.claims import PAPER, UNSCALED, difference_told, estimate, judge_ours, judge_paper
 from marble_rl.study.findings import BASE, Study, Whole
 
 DIRECTIONS = (
@@ -61,6 +61,7 @@ def results_page(whole: Whole) -> str:
         beginning=_named(diagnoses, f"`{BEGINNING}`"),
         opposed=_named(diagnoses, _opposed(BEGINNING)),
         merged=MERGED,
+        unscaled=UNSCALED,
         versus=partial(_versus, study),
         versus_large=partial(_versus, large),
         versus_conflict=partial(_versus, conflict),
