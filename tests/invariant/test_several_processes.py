@@ -95,12 +95,25 @@ def weights(run: Path) -> torch.Tensor:
     return torch.cat([file[name].double().flatten() for file in files for name in sorted(file)])
 
 
-def assert_same_run(one: Path, other: Path) -> None:
-    assert (weights(one) - weights(other)).norm() < 1e-5 * weights(other).norm()
+def within_a_rollout(run: Path) -> torch.Tensor:
+    """All adapters after step 3, the last checkpoint that knows one rollout only."""
+    file = load_file(run / "checkpoints" / "step-3" / "adapters.safetensors")
+    return torch.cat([file[name].double().flatten() for name in sorted(file)])
+
+
+def assert_same_run(one: Path, other: Path, second_rollout: int = 4) -> None:
+    """Up to rounding. The images of a second rollout show it: a weight that differs in its last bit can round a pixel
+    to the next of 256 levels, a reward then changes by more, and in these groups of nearly equal images its advantages
+    do too. On which processors that happens is chance."""
+    if (one / "checkpoints" / "step-3").exists():
+        before = within_a_rollout(other)
+        assert (within_a_rollout(one) - before).norm() < 1e-5 * before.norm()
+    tolerance = 1e-5 if len(metrics(one)) <= second_rollout else 1e-3
+    assert (weights(one) - weights(other)).norm() < tolerance * weights(other).norm()
     for a, b in zip(metrics(one), metrics(other), strict=True):
         assert a.keys() == b.keys()
         for key in a:
-            tolerance = 1e-6 if key.startswith("alpha") else 1e-5
+            tolerance = 0.02 if a["step"] >= second_rollout else 1e-6 if key.startswith("alpha") else 1e-5
             assert a[key] == pytest.approx(b[key], rel=tolerance, abs=tolerance), (a["step"], key)
 
 
