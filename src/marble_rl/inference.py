@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import ValidationError
+from rich.console import Console
 from torch import Tensor
 
 from marble_rl.checkpoint import (
@@ -226,6 +227,8 @@ def read_checkpoint(folder: RunFolder, step: int | None) -> Checkpoint:
         newest = load_newest(folder.checkpoints, warnings.append)
         if newest is None:
             raise InputError(f"{folder.path} has no usable checkpoint yet. {' '.join(warnings)}".strip())
+        for warning in warnings:
+            Console(stderr=True).print(warning, markup=False, soft_wrap=True)
         return newest
     if step not in available:
         raise InputError(f"--step: {folder.path} has no checkpoint of step {step}; it has {available}")

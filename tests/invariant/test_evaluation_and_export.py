@@ -170,6 +170,15 @@ def test_a_lora_against_its_base(run: Path, lora: Path, config_file: Path, tmp_p
     assert found["given"] != found["base"]
 
 
+def test_a_damaged_newest_checkpoint_is_named_before_the_one_before_is_used(config_file: Path, tmp_path: Path) -> None:
+    train(config_file, tmp_path / "run", "--set", "trainer.steps=2", "--set", "trainer.save_every=1")
+    (tmp_path / "run" / "checkpoints" / "step-2" / "state.json").write_text("{}")
+    outcome = marble("export", tmp_path / "run", "--out", tmp_path / "lora")
+    assert outcome.code == 0
+    assert "skipped checkpoint" in outcome.err
+    assert "step-2" in outcome.err
+
+
 @pytest.mark.parametrize("card", ["[1]", '{"base_model": 7}', '{"base_model": "mini", "text_length": "much"}', "{"])
 def test_a_damaged_card_is_bad_input(lora: Path, tmp_path: Path, card: str) -> None:
     shutil.copytree(lora, tmp_path / "lora")

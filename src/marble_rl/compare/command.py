@@ -56,8 +56,9 @@ def run_comparison(
                 return
 
     jobs = plan_jobs(config, overrides, methods, seeds, out)
-    for different in _different_inputs(jobs):
-        check_inputs(different)
+    remarks = (remark for different in _different_inputs(jobs) for remark in check_inputs(different).remarks)
+    for remark in dict.fromkeys(remarks):
+        say(remark)
     with locked(out) as lock:
         _check_against(against, jobs, out)
         left = remaining_jobs(jobs, fresh=fresh, evaluate_again=evaluate_again, notice=say)
