@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from marble_rl.compare.methods import ABLATIONS, VARIANTS
 from marble_rl.compare.report import markdown_table, markdown_tables, notes
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import Comparison
@@ -62,10 +63,17 @@ def results_page(whole: Whole) -> str:
         opposed=_named(diagnoses, _opposed(BEGINNING)),
         merged=MERGED,
         unscaled=UNSCALED,
+        apart=_apart(study),
         versus=partial(_versus, study),
         versus_large=partial(_versus, large),
         versus_conflict=partial(_versus, conflict),
     )
+
+
+def _apart(study: Study) -> list[str]:
+    """Ablations and variants that differ from MARBLE beyond their intervals."""
+    names = [name for name in (*ABLATIONS, *VARIANTS) if study.has(name, "marble")]
+    return [f"`{name}`" for name in names if study.difference(name, "marble")[COMPOSITE].significant]
 
 
 def gradients_page(whole: Whole) -> str:
