@@ -46,6 +46,9 @@ class Figures:
     def __init__(self, by_method: Mapping[str, Sequence[JobResult]], rewards: Sequence[str]) -> None:
         self._rewards = list(rewards)
         self._results = [result for group in by_method.values() for result in group]
+        self._places = {(result.method, result.seed): i for i, result in enumerate(self._results)}
+        self._prompts = [as_array([result.per_prompt[name] for name in rewards]) for result in self._results]
+        self._means = np.stack([_means(scores) for scores in self._prompts])
         self._effects, self._left = self._fit()
         self._scale = Scale.of(np.stack([self._without_seeds(group).mean(axis=0) for group in by_method.values()]))
 
@@ -66,7 +69,7 @@ class Figures:
     def _composite_over_seeds(self, mean: float, group: Sequence[JobResult]) -> Interval:
         """Over the seeds that other methods have, too: of the others the fit leaves nothing. Where it leaves next to
         nothing of all, over all of them, with what seeds do in it."""
-        here = [self._results.index(result) for result in group]
+        here = self._where(group)
         left_by_fit = self._left[np.ix_(here, here)]
         share = float(np.trace(left_by_fit))
         if share < LEAST_LEFT:
@@ -121,13 +124,16 @@ class Figures:
     def _named(self, intervals: Sequence[Interval]) -> dict[str, Interval]:
         return dict(zip([*self._rewards, COMPOSITE], intervals, strict=True))
 
+    def _where(self, results: Sequence[JobResult]) -> list[int]:
+        return [self._places[result.method, result.seed] for result in results]
+
     def _scores(self, result: JobResult) -> Array:
         """[P, M], NaN where a reward has no score."""
-        return as_array([result.per_prompt[name] for name in self._rewards])
+        return self._prompts[self._places[result.method, result.seed]]
 
     def _values(self, results: Sequence[JobResult]) -> Array:
         """[n, M]"""
-        return np.stack([_means(self._scores(result)) for result in results])
+        return np.asarray(self._means[self._where(results)], dtype=np.float64)
 
     def _without_seeds(self, results: Sequence[JobResult]) -> Array:
         """[n, M]: x_ms - b_s"""

@@ -35,7 +35,9 @@ UNCHANGED = 1e-20
 
 
 def few(batches: int) -> str:
-    """What to say of a diagnosis of less than ``ENOUGH``."""
+    """What to say of a diagnosis that rests on few; nothing where they are enough."""
+    if batches >= ENOUGH:
+        return ""
     return (
         f"{batches} batches are few: intervals are wide, and signal and cosines between rewards, which have none, may "
         "be anything. Give --batches 50."

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from marble_rl.diagnose.intervals import ENOUGH, UNKNOWN, Estimate, few
+from marble_rl.diagnose.intervals import UNKNOWN, Estimate, few
 from marble_rl.diagnose.measure import Sample
 from marble_rl.diagnose.run import SIZES, Diagnosis
 
@@ -20,8 +20,8 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
     console.print(
         f"{found.batches} fresh mini-batches of {found.images} images, policy after step {found.step}", markup=False
     )
-    if found.batches < ENOUGH:
-        console.print(few(found.batches), style="yellow", soft_wrap=True)
+    if warning := few(found.batches):
+        console.print(warning, style="yellow", soft_wrap=True)
     console.print(_directions(found))
     console.print(
         "smallest cosine with a reward's gradient; conflict: how often it is negative in another batch", style="dim"

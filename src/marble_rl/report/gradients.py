@@ -6,7 +6,7 @@ import math
 from statistics import fmean
 
 from marble_rl.bootstrap import Difference
-from marble_rl.diagnose.intervals import ENOUGH, few
+from marble_rl.diagnose.intervals import few
 from marble_rl.report.charts import Chart, Line, Reference, forest, line_chart
 from marble_rl.report.diagnosis import StoredDiagnosis
 from marble_rl.report.grids import histogram, matrix, sample_map
@@ -29,12 +29,12 @@ def diagnosis(run: RunData) -> Section:
     )
     if found is None:
         return Section("diagnosis", "Diagnosis", "", [], why)
+    when = "" if found.step is None else f" after step {found.step}"
     text = (
-        f"{few(found.batches) + ' ' if found.batches < ENOUGH else ''}"
-        f"One gradient per reward from each of {found.batches} fresh batches of {found.images} images, none of them "
-        f"trained on, drawn by the policy{'' if found.step is None else f' after step {found.step}'}. Each way to "
-        "combine the rewards is measured with the gradients of its own batch, where a reward's noise counts as "
-        "agreement with itself, and with those of another batch, which is what counts. Whiskers: 95 % intervals."
+        f"{few(found.batches)} One gradient per reward from each of {found.batches} fresh batches of {found.images} "
+        f"images, none of them trained on, drawn by the policy{when}. Each way to combine the rewards is measured with "
+        "the gradients of its own batch, where a reward's noise counts as agreement with itself, and with those of "
+        "another batch, which is what counts. Whiskers: 95 % intervals."
     )
     charts = [
         *_forests(found),
@@ -46,7 +46,7 @@ def diagnosis(run: RunData) -> Section:
         _lengths(found),
         *_constructed(found),
     ]
-    return Section("diagnosis", "Diagnosis", text, charts, table=_table(found))
+    return Section("diagnosis", "Diagnosis", text.strip(), charts, table=_table(found))
 
 
 def _forests(found: StoredDiagnosis) -> list[Chart]:
