@@ -31,16 +31,16 @@ test-full: $(READY) browser trackio
 
 # On a machine with a CUDA card; ends with a block to paste into an issue. SMOKE="--device cuda:1" takes another card.
 smoke-gpu: $(READY)
-	TRANSFORMERS_VERBOSITY=error DIFFUSERS_VERBOSITY=error $(RUN) $(BIN)/python -m marble_rl.smoke $(SMOKE)
+	TRANSFORMERS_VERBOSITY=error DIFFUSERS_VERBOSITY=error $(RUN) $(BIN)/python -m tools.gpu_check $(SMOKE)
 
 # The study of docs/results.md: hours on two cores. Stop it as you like; the same command goes on.
 study: $(READY)
 	MARBLE=$(BIN)/marble scripts/study.sh runs/study
-	$(BIN)/python -m marble_rl.study --take runs/study
+	$(BIN)/python -m tools.study --take runs/study
 
 # docs/results.md from docs/results alone.
 results: $(READY)
-	$(BIN)/python -m marble_rl.study
+	$(BIN)/python -m tools.study
 
 # Debian's Chromium, for the tests of pages.
 browser:

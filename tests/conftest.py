@@ -11,7 +11,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tools/
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: commands under test must hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -9,30 +9,30 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from marble_rl.advantages import group_advantages
-    from marble_rl.coefficients.harmonizer import Coefficients, Harmonizer
-    from marble_rl.coefficients.min_norm import MinNorm, min_norm
+    from marble_rl.balancing.harmonizer import Coefficients, Harmonizer
+    from marble_rl.balancing.min_norm import MinNorm, min_norm
     from marble_rl.config import RunConfig, load_config
     from marble_rl.gradients.accumulate import GradientAccumulator, RewardGradients, reward_gradients
     from marble_rl.gradients.fused import fuse
     from marble_rl.losses.nft import AffineLoss, nft_loss
-    from marble_rl.trainer import RunResult, Trainer
+    from marble_rl.training.trainer import RunResult, Trainer
     from marble_rl.types import RewardTable
 
 _HOME = {
     "AffineLoss": "marble_rl.losses.nft",
-    "Coefficients": "marble_rl.coefficients.harmonizer",
+    "Coefficients": "marble_rl.balancing.harmonizer",
     "GradientAccumulator": "marble_rl.gradients.accumulate",
-    "Harmonizer": "marble_rl.coefficients.harmonizer",
-    "MinNorm": "marble_rl.coefficients.min_norm",
+    "Harmonizer": "marble_rl.balancing.harmonizer",
+    "MinNorm": "marble_rl.balancing.min_norm",
     "RewardGradients": "marble_rl.gradients.accumulate",
     "RewardTable": "marble_rl.types",
     "RunConfig": "marble_rl.config",
-    "RunResult": "marble_rl.trainer",
-    "Trainer": "marble_rl.trainer",
+    "RunResult": "marble_rl.training.trainer",
+    "Trainer": "marble_rl.training.trainer",
     "fuse": "marble_rl.gradients.fused",
     "group_advantages": "marble_rl.advantages",
     "load_config": "marble_rl.config",
-    "min_norm": "marble_rl.coefficients.min_norm",
+    "min_norm": "marble_rl.balancing.min_norm",
     "nft_loss": "marble_rl.losses.nft",
     "reward_gradients": "marble_rl.gradients.accumulate",
 }

@@ -9,10 +9,13 @@ apply. ``std="global"`` divides by one std per reward: that of the *group-centre
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from marble_rl.types import RewardTable
 
 EPSILON = 1e-4
 CONSTANT_GROUP = 1e-6
@@ -66,3 +69,27 @@ def _group_sum(rows: Tensor, group: Tensor) -> Tensor:
     """Sum the rows [N, K] of each group: [G, K]."""
     total = rows.new_zeros(int(group.max()) + 1 if len(group) else 0, rows.shape[1])
     return total.index_add_(0, group, rows)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rewards and advantages of the samples that a balancer chooses from."""
+
+    table: RewardTable
+    group_ids: Tensor
+    """[N]"""
+    advantages: Tensor
+    """[N, K], each clamped to +-A_max"""
+    std: Literal["group", "global"]
+    adv_clip: float
+
+    @property
+    def rated(self) -> Tensor:
+        """[N] bool: some reward applies to the sample."""
+        return self.table.applicable.any(dim=1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Advantage [N] of the scalar reward sum_k w_k R_k over the rewards that apply to a sample."""
+        scalar = self.table.values.masked_fill(~self.table.applicable, 0.0) @ weights.to(self.table.values)
+        advantage = group_advantages(scalar[:, None], self.group_ids, self.rated[:, None], self.std)[:, 0]
+        return advantage.clamp(-self.adv_clip, self.adv_clip)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 ConditioningT = TypeVar("ConditioningT", bound="Conditioning")
+
+Metrics = dict[str, float]
+"""Figures of one optimizer step, by key (docs/metrics.md)."""
+Media = Literal["image", "video"]
 
 HALVES = 2
 """The prompt groups of an update are kept apart in two halves, whose gradients are independent."""

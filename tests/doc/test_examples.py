@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from marble_rl import load_config
-from marble_rl.coefficients.balancers import build_balancer
-from marble_rl.evaluate import Evaluation
-from marble_rl.evaluation_report import EvaluationReport
+from marble_rl.balancing.balancers import build_balancer
+from marble_rl.evaluation.evaluate import Evaluation
+from marble_rl.evaluation.report import EvaluationReport
 from marble_rl.prompts import read_prompt_file
-from marble_rl.rewards.base import FunctionReward, RewardBatch
+from marble_rl.rewards.core.base import FunctionReward, RewardBatch
 from marble_rl.types import Prompt, RewardTable
 from runs import train
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from marble_rl.config.schema import LoraConfig, OldPolicyConfig, OptimizerConfig
+from marble_rl.config.run import OptimizerConfig
 from marble_rl.diagnose.analysis import direction_figures
 from marble_rl.models import load_model
 from marble_rl.models.lora import LoraPolicy
-from marble_rl.update import Updater
+from marble_rl.models.settings import LoraConfig
+from marble_rl.rollout.settings import OldPolicyConfig
+from marble_rl.training.update import Updater
 from runs import marble, train
 
 

@@ -21,21 +21,25 @@ from peft import LoraConfig
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 
-from marble_rl import inference, load_config
-from marble_rl.config.schema import EvaluationConfig, PromptSourceConfig, RewardConfig, RolloutConfig
-from marble_rl.distributed import World
+from marble_rl import load_config
+from marble_rl.config.run import EvaluationConfig
+from marble_rl.distributed.world import World
 from marble_rl.errors import NonFinite
-from marble_rl.evaluate import evaluate
-from marble_rl.export import export_lora
-from marble_rl.model_card import model_card
+from marble_rl.evaluation.evaluate import evaluate
+from marble_rl.inference import opening as inference
+from marble_rl.inference.export import export_lora
+from marble_rl.inference.model_card import model_card
 from marble_rl.models import load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.sd3 import SD3Model
 from marble_rl.prompts import load_prompts
-from marble_rl.rewards.brightness import Brightness
-from marble_rl.rewards.scoring import Scorer
+from marble_rl.prompts.settings import PromptSourceConfig
+from marble_rl.rewards.builtin.brightness import Brightness
+from marble_rl.rewards.core.scoring import Scorer
+from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.rollout.rollout import Drawn, draw
-from marble_rl.runfolder import RunFolder
+from marble_rl.rollout.settings import RolloutConfig
+from marble_rl.runs.folder import RunFolder
 from runs import lora_bytes, marble, metrics, train, write_config
 
 PLAIN_DIFFUSERS = """
@@ -74,7 +78,7 @@ def plain_diffusers(model: Path, lora: Path | str, out: Path) -> dict[str, np.nd
 
 
 def test_plain_diffusers_reproduces_our_samples(run: Path, tiny_sd3: Path, tmp_path: Path) -> None:
-    from marble_rl.inference import open_target
+    from marble_rl.inference.opening import open_target
     from marble_rl.models.base import PromptCache
     from marble_rl.rollout.rollout import sample
 
@@ -208,7 +212,7 @@ def test_weights_that_will_not_do_are_refused_before_the_first_are_evaluated(
         self.text_encoders[0].add_adapter(LoraConfig(target_modules=["q_proj"]))
 
     monkeypatch.setattr(SD3Model, "read_lora", with_text_encoder)
-    monkeypatch.setattr("marble_rl.evaluation_report.evaluate", lambda *_, **__: evaluated.append("evaluated"))
+    monkeypatch.setattr("marble_rl.evaluation.report.evaluate", lambda *_, **__: evaluated.append("evaluated"))
     both = ("--weights", "given", "--weights", "base")
     outcome = marble("evaluate", lora, "--config", config_file, *both, "--out", tmp_path / "out")
     assert outcome.code == 2
@@ -491,7 +495,7 @@ def test_evaluation_during_training_keeps_no_pictures(
         alive.append(sum(memory() is not None for memory in pictures))
         return [value]
 
-    monkeypatch.setattr("marble_rl.evaluate.draw", watched)
+    monkeypatch.setattr("marble_rl.evaluation.evaluate.draw", watched)
     monkeypatch.setattr(World, "gather", gather)
     one = ("--set", "trainer.steps=1", "--set", "trainer.eval_every=1", "--set", "evaluation.batch_size=1")
     train(config_file, tmp_path / "run", *one)
@@ -538,7 +542,7 @@ def test_an_evaluation_takes_the_place_of_its_own_pictures_only(
     assert kept() == first
     (tmp_path / "images" / "mine.webp").touch()
     with monkeypatch.context() as broken:
-        broken.setattr("marble_rl.evaluation_report.write_json", lambda *_: os.stat(tmp_path / "nowhere"))
+        broken.setattr("marble_rl.evaluation.report.write_json", lambda *_: os.stat(tmp_path / "nowhere"))
         outcome = marble(*given, "--weights", "old")
     assert outcome.code == 3
     assert outcome.err.strip().endswith("Mend that and evaluate again")

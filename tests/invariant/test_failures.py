@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from marble_rl.config import load_config
-from marble_rl.distributed import World
-from marble_rl.gradients.policy import policy_gradients
+from marble_rl.distributed.world import World
 from marble_rl.models.lora import LoraPolicy
-from marble_rl.trainer import Trainer
-from marble_rl.update import Updater
+from marble_rl.training.policy_gradients import policy_gradients
+from marble_rl.training.trainer import Trainer
+from marble_rl.training.update import Updater
 from runs import base_config, lora_bytes, marble, metrics, start, train, write_config
 
 
@@ -93,9 +93,13 @@ def starved(real: Callable[..., Any], call: int) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("balance", "place", "real"),
     [
-        ("{type: min_variance}", "marble_rl.learner.policy_gradients", policy_gradients),
-        ("{type: marble, refresh_every: 3, apply: alpha_over_norm}", "marble_rl.update.Updater.apply", Updater.apply),
-        ("{type: marble, refresh_every: 3, smooth: gram}", "marble_rl.update.Updater.apply", Updater.apply),
+        ("{type: min_variance}", "marble_rl.training.learner.policy_gradients", policy_gradients),
+        (
+            "{type: marble, refresh_every: 3, apply: alpha_over_norm}",
+            "marble_rl.training.update.Updater.apply",
+            Updater.apply,
+        ),
+        ("{type: marble, refresh_every: 3, smooth: gram}", "marble_rl.training.update.Updater.apply", Updater.apply),
     ],
 )
 def test_a_step_that_failed_before_its_update_has_moved_nothing(
@@ -136,7 +140,7 @@ def test_an_update_left_half_made_is_not_saved(
 
 def test_no_memory_for_an_evaluation(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step was made: it is saved and logged."""
-    monkeypatch.setattr("marble_rl.evaluate.draw", starved(lambda: None, call=0))
+    monkeypatch.setattr("marble_rl.evaluation.evaluate.draw", starved(lambda: None, call=0))
     outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "trainer.eval_every=2")
     assert outcome.code == 3
     assert "out of memory in the stage 'evaluate'. What helps: a smaller evaluation.batch_size" in outcome.err
@@ -168,7 +172,7 @@ def test_an_evaluation_that_fails_unforeseen_asks_nothing_of_other_processes(
         before.append(world.exchanges)
         raise ZeroDivisionError("nobody foresaw this")
 
-    monkeypatch.setattr("marble_rl.trainer.evaluate", broken)
+    monkeypatch.setattr("marble_rl.training.trainer.evaluate", broken)
     config = load_config(config_file, ["trainer.eval_every=1"])
     with pytest.raises(ZeroDivisionError):
         Trainer(config, tmp_path / "run", world=world).train()

@@ -13,17 +13,13 @@ import torch
 
 import families
 from marble_rl import load_config
-from marble_rl.config.schema import (
-    AdvantagesConfig,
-    EvaluationConfig,
-    LoraConfig,
-    LossConfig,
-    MarbleBalance,
-    OptimizerConfig,
-    RolloutConfig,
-)
-from marble_rl.inference import open_target
+from marble_rl.balancing.settings import MarbleBalance
+from marble_rl.config.run import AdvantagesConfig, EvaluationConfig, OptimizerConfig
+from marble_rl.inference.opening import open_target
+from marble_rl.losses.settings import LossConfig
+from marble_rl.models.settings import LoraConfig
 from marble_rl.models.tiny import BUILDERS
+from marble_rl.rollout.settings import RolloutConfig
 from runs import marble, metrics, train
 
 CONFIGS = Path(__file__).parents[2] / "configs"

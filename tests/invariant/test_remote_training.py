@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from marble_rl.config.schema import RewardConfig
-from marble_rl.rewards.registry import build_rewards
-from marble_rl.rewards.scoring import Scorer
-from marble_rl.rewards.server import Limits, RewardsServer
+from marble_rl.rewards.core.registry import build_rewards
+from marble_rl.rewards.core.scoring import Scorer
+from marble_rl.rewards.core.settings import RewardConfig
+from marble_rl.rewards.remote.server import Limits, RewardsServer
 from runs import base_config, lora_bytes, marble, metrics, start, train, write_config
 
 

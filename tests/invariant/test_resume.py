@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from marble_rl.config import load_config
-from marble_rl.distributed import World
+from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
-from marble_rl.runfolder import RunFolder
+from marble_rl.runs.folder import RunFolder
 from runs import lora_bytes, marble, metrics, start, train, write_config
 
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inputs import MATRICES, STATIONARY
 from marble_rl import Harmonizer
-from properties.inputs import MATRICES, STATIONARY
 from reference import optimality_gap, smoothed
 
 FIVE = MATRICES["five rewards"]

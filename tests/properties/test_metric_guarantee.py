@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marble_rl.coefficients.harmonizer import common_direction
+from inputs import MATRICES
+from marble_rl.balancing.harmonizer import common_direction
 from marble_rl.gradients.metric import gram
-from properties.inputs import MATRICES
 
 EPS = st.sampled_from([1e-8, 1e-15, 1e-3])
 MOMENTS = st.lists(

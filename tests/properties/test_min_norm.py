@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inputs import MATRICES, STATIONARY, UNIT_MATRICES, unit_rows
 from marble_rl import min_norm
-from properties.inputs import MATRICES, STATIONARY, UNIT_MATRICES, unit_rows
 from reference import optimality_gap, simplex_qp
 
 TINY = 1e-6

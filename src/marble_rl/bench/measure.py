@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
+from marble_rl.balancing.min_norm import min_norm
 from marble_rl.bench.workload import STEPS, Size, Step, Workload
-from marble_rl.coefficients.min_norm import min_norm
-from marble_rl.memory import peak_bytes
+from marble_rl.devices import peak_bytes
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,8 @@ def _claims(times: list[Round]) -> dict[str, Spread]:
 def mini_iteration() -> dict[str, dict[str, float]]:
     """Seconds of each stage on the embedded model: {"refresh": {stage: s}, "ordinary": {stage: s}}."""
     from marble_rl.config import RunConfig
-    from marble_rl.mini.prompts import splits
-    from marble_rl.trainer import Trainer
+    from marble_rl.prompts.mini import splits
+    from marble_rl.training.trainer import Trainer
 
     with tempfile.TemporaryDirectory() as scratch:
         sources = []

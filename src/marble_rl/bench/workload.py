@@ -12,13 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marble_rl.coefficients.harmonizer import Harmonizer
-from marble_rl.config.schema import LoraConfig, LossConfig, OldPolicyConfig, OptimizerConfig
+from marble_rl.balancing.harmonizer import Harmonizer
+from marble_rl.config.run import OptimizerConfig
 from marble_rl.gradients.accumulate import Method
-from marble_rl.gradients.policy import PolicyGradients, TrainingBatch, policy_gradients
+from marble_rl.losses.settings import LossConfig
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
 from marble_rl.models.sd3 import SD3Conditioning, SD3Model
-from marble_rl.update import Updater
+from marble_rl.models.settings import LoraConfig
+from marble_rl.rollout.settings import OldPolicyConfig
+from marble_rl.training.batch import TrainingBatch
+from marble_rl.training.policy_gradients import PolicyGradients, policy_gradients
+from marble_rl.training.update import Updater
 
 LAZY = 4
 """The lazily regularised steps take one in so many micro-batches."""

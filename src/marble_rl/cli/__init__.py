@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from marble_rl.cli.app import app
-from marble_rl.distributed import is_first, leave
+from marble_rl.distributed.world import is_first, leave
 from marble_rl.errors import Interrupted, MarbleError
 
 

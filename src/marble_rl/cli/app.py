@@ -14,7 +14,7 @@ from marble_rl.cli.measuring import compare, diagnose, report
 from marble_rl.cli.shared import ask_for_quiet
 from marble_rl.cli.train import train
 from marble_rl.cli.using import evaluate, export, sample
-from marble_rl.distributed import launched
+from marble_rl.distributed.world import launched
 from marble_rl.errors import InputError
 
 COMMANDS: dict[Callable[..., None], str] = {

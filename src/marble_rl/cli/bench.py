@@ -29,7 +29,7 @@ def bench(
 
     from marble_rl.bench.run import print_bench, run_bench, write_bench
     from marble_rl.bench.workload import Size
-    from marble_rl.models import pick_device
+    from marble_rl.devices import pick_device
     from marble_rl.storage import output_folder
 
     with output_folder(out):

@@ -11,7 +11,7 @@ from marble_rl.cli.shared import AsJson, ConfigPath, Overrides, print_json, quie
 from marble_rl.errors import InputError
 
 if TYPE_CHECKING:
-    from marble_rl.config.schema import RunConfig
+    from marble_rl.config.run import RunConfig
 
 app = typer.Typer(help="Look at a config before running it.", no_args_is_help=True)
 
@@ -47,8 +47,8 @@ def config_show(
 def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, list[str]]:
     """For programs, and in lines for people; a model that is out of reach is no error."""
     quiet_libraries()
-    from marble_rl.estimate import describe, estimate_run
-    from marble_rl.models import parse_device, pick_device
+    from marble_rl.devices import parse_device, pick_device
+    from marble_rl.memory.estimate import describe, estimate_run
 
     asked = None if on in (None, "auto") else parse_device(on, "--on")
     try:
@@ -65,8 +65,8 @@ def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJso
     from marble_rl.config import load_config
 
     run = load_config(config, overrides or [])
-    from marble_rl.inputs import check_inputs
-    from marble_rl.trackers import check_trackers
+    from marble_rl.runs.inputs import check_inputs
+    from marble_rl.runs.trackers import check_trackers
 
     inputs = check_inputs(run)
     check_trackers(run.logging.trackers)

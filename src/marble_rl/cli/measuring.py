@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marble_rl.cli.shared import (
-    AsJson,
-    Device,
-    Overrides,
-    RunCheckpoint,
-    RunPath,
-    print_json,
-    quiet_libraries,
-)
+from marble_rl.cli.shared import AsJson, Device, Overrides, RunCheckpoint, RunPath, print_json, quiet_libraries
 from marble_rl.errors import InputError
 
 

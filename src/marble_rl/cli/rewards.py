@@ -10,7 +10,8 @@ import typer
 from marble_rl.cli.shared import AsJson, ConfigPath, Device, Overrides, print_json, quiet_libraries
 
 if TYPE_CHECKING:
-    from marble_rl.config.schema import RewardConfig, RunConfig
+    from marble_rl.config.run import RunConfig
+    from marble_rl.rewards.core.settings import RewardConfig
 
 app = typer.Typer(help="Rewards that can be trained on.", no_args_is_help=True)
 
@@ -18,7 +19,7 @@ app = typer.Typer(help="Rewards that can be trained on.", no_args_is_help=True)
 @app.command("list", epilog="Example: marble rewards list")
 def rewards_list(as_json: AsJson = False) -> None:
     """List the built-in rewards. Any `package.module:name` works too."""
-    from marble_rl.rewards.registry import describe_built_in
+    from marble_rl.rewards.core.registry import describe_built_in
 
     described = describe_built_in()
     if as_json:
@@ -54,11 +55,11 @@ def rewards_check(
     quiet_libraries()
     from rich.console import Console
 
-    from marble_rl.models import pick_device
+    from marble_rl.devices import pick_device
     from marble_rl.prompts import load_prompts
-    from marble_rl.rewards.checking import ChecksFailed, check_reward, print_checks, read_picture
-    from marble_rl.rewards.registry import build_rewards
-    from marble_rl.rewards.scoring import Scorer
+    from marble_rl.rewards.core.checking import ChecksFailed, check_reward, print_checks, read_picture
+    from marble_rl.rewards.core.registry import build_rewards
+    from marble_rl.rewards.core.scoring import Scorer
     from marble_rl.types import Prompt
 
     given = [] if prompt is None else [Prompt(0, prompt, "given")]
@@ -99,8 +100,8 @@ def rewards_serve(
     from marble_rl.config import load_scoring_config
 
     configs = _chosen_rewards(load_scoring_config(config, overrides or []), only)
-    from marble_rl.models import pick_device
-    from marble_rl.rewards.server import Limits, serve
+    from marble_rl.devices import pick_device
+    from marble_rl.rewards.remote.server import Limits, serve
 
     serve(
         configs,
@@ -113,7 +114,7 @@ def rewards_serve(
 
 
 def _chosen_rewards(settings: RunConfig, only: list[str] | None) -> list[RewardConfig]:
-    from marble_rl.config import require_name
+    from marble_rl.errors import require_name
 
     for name in only or []:
         require_name(name, [entry.name for entry in settings.rewards], "--only")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from marble_rl.cli.shared import AsJson, ConfigPath, Overrides, print_json, quiet_libraries
-from marble_rl.distributed import join
+from marble_rl.distributed.world import join
 
 
 def train(
@@ -32,9 +32,9 @@ def train(
     quiet_libraries()
     from rich.console import Console
 
-    from marble_rl.runfolder import RunFolder
-    from marble_rl.summary import print_summary
-    from marble_rl.trainer import Trainer
+    from marble_rl.runs.folder import RunFolder
+    from marble_rl.training.summary import print_summary
+    from marble_rl.training.trainer import Trainer
 
     result = Trainer(run, folder, resume=resume, world=world).train()
     if not world.first:

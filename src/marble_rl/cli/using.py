@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marble_rl.cli.shared import AsJson, Device, Overrides, RunCheckpoint, RunPath, print_json, quiet_libraries
-from marble_rl.distributed import join
+from marble_rl.distributed.world import join
 from marble_rl.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,9 +58,10 @@ def sample(
     if solver not in (None, "euler", "dpm2"):
         raise InputError(f"--solver: unknown solver {solver!r}; use euler or dpm2")
     quiet_libraries()
-    from marble_rl.config.schema import EvaluationConfig, RolloutConfig
-    from marble_rl.images import save_sample
-    from marble_rl.inference import choose_weights, open_target, sample_images
+    from marble_rl.config.run import EvaluationConfig
+    from marble_rl.inference.opening import choose_weights, open_target, sample_images
+    from marble_rl.rollout.settings import RolloutConfig
+    from marble_rl.runs.images import save_sample
     from marble_rl.storage import output_folder
 
     chosen = choose_weights(target, weights)
@@ -117,8 +118,8 @@ def evaluate(
     with world.agreed():
         settings = _evaluation_settings(target, config, changes)
     quiet_libraries()
-    from marble_rl.evaluation_report import evaluate_target
-    from marble_rl.inference import choose_weights, kind_of
+    from marble_rl.evaluation.report import evaluate_target
+    from marble_rl.inference.opening import choose_weights, kind_of
 
     with world.agreed():
         is_run = kind_of(target) == "run"
@@ -154,7 +155,7 @@ def export(
 
     Beside it a README.md, ready for the hub: what it was trained on, its scores (if RUN was evaluated), how to call it.
     """
-    from marble_rl.runfolder import RunFolder
+    from marble_rl.runs.folder import RunFolder
     from marble_rl.storage import output_folder
 
     adapter = _adapter(weights)
@@ -167,8 +168,8 @@ def export(
     quiet_libraries()
     import torch
 
-    from marble_rl.export import export_lora, export_merged
-    from marble_rl.inference import open_target, open_without_weights
+    from marble_rl.inference.export import export_lora, export_merged
+    from marble_rl.inference.opening import open_target, open_without_weights
 
     with output_folder(out):
         if merged:
@@ -194,8 +195,8 @@ def _evaluation_settings(target: str, config: Path | None, changes: list[str]) -
     """Prompts, rewards and sampling of the config or the run. The model's settings are those of a run itself, or else
     the config's; ``changes`` of what the target says itself are refused."""
     from marble_rl.config import load_config
-    from marble_rl.inference import kind_of, own_settings
-    from marble_rl.runfolder import RunFolder
+    from marble_rl.inference.opening import kind_of, own_settings
+    from marble_rl.runs.folder import RunFolder
 
     kind, folder = kind_of(target), RunFolder(Path(target))
     if config is None and kind != "run":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -17,11 +16,9 @@ from marble_rl.compare.results import read_results
 from marble_rl.compare.resume import locked, remaining_jobs
 from marble_rl.compare.runner import run_jobs
 from marble_rl.compare.table import Comparison, compare_results
-from marble_rl.config import RunConfig, suggestion
-from marble_rl.errors import InputError, MarbleError
-from marble_rl.interrupts import Interrupts
-from marble_rl.study.claims import judged_here
-from marble_rl.study.findings import Study, read_diagnoses
+from marble_rl.config import RunConfig
+from marble_rl.distributed.interrupts import Interrupts
+from marble_rl.errors import InputError, MarbleError, suggestion
 
 
 class JobsFailed(MarbleError):
@@ -42,7 +39,7 @@ def run_comparison(
     console: Console,
 ) -> Comparison:
     """Run every job that has no result in ``out`` yet, then make the table of all results there."""
-    from marble_rl.inputs import check_inputs  # brings diffusers, which the table alone does not need
+    from marble_rl.runs.inputs import check_inputs  # brings diffusers, which the table alone does not need
 
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True, highlight=False)
@@ -82,7 +79,6 @@ def make_table(out: Path, *, against: str | None) -> Comparison:
     if all(result.failed for result in results.values()):
         raise JobsFailed(f"every job crashed, so there is no table; what they printed is in {out / JOBS}/*.log")
     comparison = compare_results(list(results.values()), against)
-    comparison = replace(comparison, claims=judged_here(Study(list(results.values()), read_diagnoses(out))))
     write_report(comparison, out)
     return comparison
 

@@ -20,7 +20,7 @@ from marble_rl.compare.statistics import (
     over_seeds,
     resampled_means,
 )
-from marble_rl.student import student_reach
+from marble_rl.intervals import student_reach
 
 LEAST_LEFT = 0.5
 """Of what a fit leaves of a method, in units of one score's variance; below it other methods decide the rest."""

@@ -78,12 +78,6 @@ def markdown(comparison: Comparison) -> str:
     parts = ["# Comparison", *(f"## {title}\n\n{table}" for title, table in markdown_tables(comparison))]
     parts.append("\n".join(f"- {line}" for line in notes(comparison)))
     parts.append("![composite and z-scores](compare.png)")
-    if comparison.claims:
-        body = [
-            [c["claim"], c["paper"], f"**{c['verdict']}**", f"{c['text']} {c['details']}".strip()]
-            for c in comparison.claims
-        ]
-        parts.append("## Claims of the paper\n\n" + markdown_table(["claim", "in the paper", "here", "figures"], body))
     about = [f"- `{row.method}`: {row.about}" for row in comparison.rows]
     parts.append("\n".join(["## Methods", "", *about]))
     return "\n\n".join(parts) + "\n"

@@ -14,7 +14,7 @@ from marble_rl.compare.display import Display
 from marble_rl.compare.jobs import Job, identity
 from marble_rl.compare.results import AGAIN, Failure, JobResult, finished, job_result, write_result
 from marble_rl.config import dump_config
-from marble_rl.interrupts import Interrupts
+from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.storage import storage_errors, write_bytes, write_json
 
 LAST_LINES = 20
@@ -80,7 +80,7 @@ class JobProcess:
             job.result.unlink(missing_ok=True)  # of an attempt that failed
             with open(job.log, "ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "marble_rl.compare.child", str(os.getpid()), *self._commands()],
+                    [sys.executable, "-m", "marble_rl.cli.child", str(os.getpid()), *self._commands()],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

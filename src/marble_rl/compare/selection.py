@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from marble_rl.compare.methods import Method, known_methods, method_named, method_sets, weighted
-from marble_rl.config import RunConfig, suggestion
-from marble_rl.errors import InputError
+from marble_rl.config import RunConfig
+from marble_rl.errors import InputError, suggestion
 
 OWN = re.compile(r"^(?P<name>[A-Za-z0-9_-]+)=(?P<setting>[A-Za-z0-9_.-]+=.*)$", re.DOTALL)
 SHARED = re.compile(

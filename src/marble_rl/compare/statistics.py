@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from marble_rl.bootstrap import FEWEST, LEVEL, RESAMPLES
-from marble_rl.student import student_mean
+from marble_rl.intervals import FEWEST, LEVEL, RESAMPLES, student_mean
 
 Array = NDArray[np.float64]
 COMPOSITE = "composite"

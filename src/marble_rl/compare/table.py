@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from marble_rl.compare.figures import Figures
@@ -12,8 +12,7 @@ from marble_rl.compare.methods import known_methods
 from marble_rl.compare.results import JobResult
 from marble_rl.compare.resume import check_comparable
 from marble_rl.compare.statistics import COMPOSITE, Interval
-from marble_rl.config import suggestion
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, suggestion
 
 AGAINST = "weighted_sum"
 """What methods are compared with unless another is named."""
@@ -66,8 +65,6 @@ class Comparison:
     images_per_prompt: int
     versions: list[dict[str, str]]
     """Each once; more than one if results were made with different ones."""
-    claims: list[dict[str, str]] = field(default_factory=list)
-    """Of the paper, as far as these results decide them (study/claims.py): claim, paper, verdict, text, details."""
 
     @property
     def columns(self) -> list[str]:

@@ -6,21 +6,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from marble_rl.config.names import require_name
-from marble_rl.config.schema import (
+from marble_rl.balancing.settings import (
     Balance,
     DropoutBalance,
     FixedBalance,
     GdpoBalance,
     MarbleBalance,
     MinVarianceBalance,
-    RewardConfig,
-    RunConfig,
     SequentialBalance,
     SingleBalance,
     WeightedSumBalance,
 )
-from marble_rl.errors import InputError
+from marble_rl.config.run import RunConfig
+from marble_rl.errors import InputError, require_name
+from marble_rl.rewards.core.settings import RewardConfig
 
 
 def check_consistency(config: RunConfig) -> None:

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from marble_rl.config.names import suggestion
-from marble_rl.config.schema import RunConfig
+from marble_rl.config.run import RunConfig
+from marble_rl.errors import suggestion
 
 
 def explain(error: ValidationError, path: Path, tree: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from yaml.error import MarkedYAMLError
 from marble_rl.config.consistency import check_consistency
 from marble_rl.config.explaining import explain, kind
 from marble_rl.config.paths import with_absolute_paths
-from marble_rl.config.schema import RunConfig
+from marble_rl.config.run import RunConfig
 from marble_rl.errors import InputError
 from marble_rl.mini import MINI
 

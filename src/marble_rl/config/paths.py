@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from marble_rl.config.schema import PromptSourceConfig, RunConfig
+from marble_rl.config.run import RunConfig
 from marble_rl.config.trackers import TensorboardTracker, TrackerConfig
 from marble_rl.mini import MINI
+from marble_rl.prompts.settings import PromptSourceConfig
 
 REWARD_FILES = ("model", "processor", "head", "colour_model")
 """Parameters of rewards that may name a file or folder."""

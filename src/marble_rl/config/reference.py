@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from marble_rl.config import schema
+from marble_rl.config import run as schema
 from marble_rl.config.explaining import sections_in
 
 HEADER = """# Config reference

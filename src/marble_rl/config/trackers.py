@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from marble_rl.config.section import Section
+from marble_rl.section import Section
 
 PROJECT = "marble"
 

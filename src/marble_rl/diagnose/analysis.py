@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marble_rl.coefficients.harmonizer import STATIONARY_NORM, common_direction
-from marble_rl.coefficients.min_norm import min_norm
+from marble_rl.balancing.harmonizer import STATIONARY_NORM, common_direction
+from marble_rl.balancing.min_norm import min_norm
 from marble_rl.diagnose.intervals import COSINE, RATE, SHARE, Estimate, jackknife
-from marble_rl.harmony import in_batch_harmony
+from marble_rl.training.harmony import in_batch_harmony
 
 FIGURES = {"min_cos": COSINE, "mean_cos": COSINE, "var_cos": SHARE, "conflict": RATE}
 """Those of `Harmony`, and what each can be."""

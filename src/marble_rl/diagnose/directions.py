@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from marble_rl.coefficients.harmonizer import common_direction, rescaled
-from marble_rl.coefficients.memory import nearest_gram
-from marble_rl.coefficients.min_norm import min_norm
-from marble_rl.coefficients.noise_aware import noise_aware
+from marble_rl.balancing.averaging import nearest_gram
+from marble_rl.balancing.harmonizer import common_direction, rescaled
+from marble_rl.balancing.min_norm import min_norm
+from marble_rl.balancing.noise_aware import noise_aware
 
 Rule = Callable[[Tensor], Tensor]
 """A batch's Gram matrix [J, J] -> weights [J]."""

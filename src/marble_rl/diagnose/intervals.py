@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marble_rl.bootstrap import LEVEL
-from marble_rl.student import student_mean, student_reach
+from marble_rl.intervals import LEVEL, student_mean, student_reach
 
 FEWEST = 3
 """Batches that a jackknife needs: with one of them left out there must still be a pair."""

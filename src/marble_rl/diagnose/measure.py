@@ -12,24 +12,25 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from marble_rl.advantages import second_moments
-from marble_rl.checkpoint import restoring
-from marble_rl.coefficients.balancers import Balancer, Scored, build_balancer, weight_vector
+from marble_rl.advantages import Scored, second_moments
+from marble_rl.balancing.balancers import Balancer, build_balancer, weight_vector
+from marble_rl.balancing.settings import Balance, MarbleBalance, WeightedSumBalance
 from marble_rl.config import RunConfig
-from marble_rl.config.schema import Balance, MarbleBalance, WeightedSumBalance
 from marble_rl.diagnose.directions import directions
-from marble_rl.distributed import World
+from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
-from marble_rl.experience import Experience, ExperienceSource
 from marble_rl.gradients.metric import gradient_size, gram
-from marble_rl.gradients.policy import policy_gradients, training_batch
-from marble_rl.inference import Opened
-from marble_rl.inputs import check_inputs
-from marble_rl.micro_batch import MicroBatch
+from marble_rl.inference.opening import Opened
+from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import PromptCache
-from marble_rl.precision import LossScale
-from marble_rl.runlog import Display
-from marble_rl.update import Updater
+from marble_rl.runs.checkpoint import restoring
+from marble_rl.runs.inputs import check_inputs
+from marble_rl.runs.log import Display
+from marble_rl.training.batch import training_batch
+from marble_rl.training.experience import Experience, ExperienceSource
+from marble_rl.training.policy_gradients import policy_gradients
+from marble_rl.training.precision import LossScale
+from marble_rl.training.update import Updater
 
 FIRST_ROLLOUT = 1_000_000
 """Number of the first rollout that is measured: no run has trained on it."""

@@ -33,8 +33,8 @@ from marble_rl.diagnose.directions import MEANINGS, directions
 from marble_rl.diagnose.intervals import FEWEST, UNKNOWN, Estimate
 from marble_rl.diagnose.measure import Measured, Sample, measure
 from marble_rl.errors import InputError
-from marble_rl.inference import open_target
-from marble_rl.runfolder import RunFolder
+from marble_rl.inference.opening import open_target
+from marble_rl.runs.folder import RunFolder
 from marble_rl.storage import storage_errors, write_json
 
 SIZES = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)

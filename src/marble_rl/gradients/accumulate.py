@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from marble_rl.distributed import World
+from marble_rl.distributed.world import World
 from marble_rl.gradients.fused import Mixing
 from marble_rl.gradients.metric import Metric, Products, gradient_size, half_products, mean_products
 from marble_rl.types import HALVES

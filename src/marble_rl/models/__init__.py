@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from marble_rl.models.base import DiffusionModel
-    from marble_rl.precision import MemorySettings
-    from marble_rl.rewards.base import Media
+    from marble_rl.models.precision import MemorySettings
+    from marble_rl.types import Media
 
 FAMILIES = {
     "StableDiffusion3Pipeline": "marble_rl.models.sd3:SD3Model",
@@ -88,32 +88,6 @@ def check_quantization(quantize: str, device: torch.device) -> None:
         )
     if quantize == "nf4" and device.type != "cuda":
         raise InputError(f"model.quantize: nf4 needs a CUDA device, not {device.type}; use int8, or leave it out")
-
-
-def parse_device(name: str, key: str) -> torch.device:
-    """One that need not be in this machine."""
-    import torch
-
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise InputError(f"{key}: unknown device {name!r}; use auto, cpu, cuda or cuda:N")
-    return device
-
-
-def pick_device(name: str, key: str = "model.device") -> torch.device:
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = parse_device(name, key)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"{key}: {name!r} asked for, but no CUDA device is available; use auto or cpu")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise InputError(f"{key}: {name!r} asked for, but there are {torch.cuda.device_count()} cards; count from 0")
-    return device
 
 
 def adapter_of(index: Path) -> type[DiffusionModel]:

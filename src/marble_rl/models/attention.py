@@ -11,7 +11,7 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from torch import Tensor, nn
 
 from marble_rl.errors import InputError
-from marble_rl.precision import autocast
+from marble_rl.models.precision import autocast
 
 TOKENS, HEADS, HEAD = 64, 2, 64
 """Of the probe: more than one token, or queries and keys would have no gradient by any backend. The size of a head is

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from marble_rl.errors import InputError
-from marble_rl.precision import PLAIN, MemorySettings, autocast
-from marble_rl.rewards.base import Media
-from marble_rl.types import Conditioning
+from marble_rl.models.precision import PLAIN, MemorySettings, autocast
+from marble_rl.types import Conditioning, Media
 
 
 class DiffusionModel(ABC):

@@ -20,10 +20,10 @@ from peft import LoraConfig as PeftLoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from marble_rl.config.schema import LoraConfig
 from marble_rl.errors import InputError
 from marble_rl.gradients.fused import fuse
 from marble_rl.models.lora_files import check_initial_lora, initial_tensors
+from marble_rl.models.settings import LoraConfig
 from marble_rl.seeding import derive_seed
 
 Adapter = Literal["default", "old", "ema"]

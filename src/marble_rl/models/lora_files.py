@@ -15,8 +15,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from marble_rl.config.schema import LoraConfig
 from marble_rl.errors import InputError
+from marble_rl.models.settings import LoraConfig
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 METADATA = "lora_adapter_metadata"

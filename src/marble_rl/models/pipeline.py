@@ -16,8 +16,8 @@ from torch import Tensor
 from marble_rl.errors import InputError, NonFinite
 from marble_rl.models.attention import HEAD, check_backward, choose_backend, leave_norms_plain
 from marble_rl.models.base import DiffusionModel
+from marble_rl.models.precision import PLAIN, MemorySettings
 from marble_rl.models.quantization import quantization
-from marble_rl.precision import PLAIN, MemorySettings
 from marble_rl.storage import save_safetensors
 
 if TYPE_CHECKING:

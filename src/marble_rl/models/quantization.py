@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marble_rl.precision import MemorySettings
+from marble_rl.models.precision import MemorySettings
 
 
 def quantization(memory: MemorySettings) -> dict[str, Any]:

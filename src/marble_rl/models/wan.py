@@ -16,7 +16,7 @@ from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.pipeline import Geometry, PipelineModel, decoded, per_channel, to_uint8
-from marble_rl.precision import PLAIN, MemorySettings
+from marble_rl.models.precision import PLAIN, MemorySettings
 from marble_rl.types import Conditioning
 
 if TYPE_CHECKING:

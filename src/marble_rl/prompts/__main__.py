@@ -14,9 +14,9 @@ from typing import Annotated, Any, get_args
 import typer
 from pydantic import ValidationError
 
-from marble_rl.config.schema import GenevalPromptsConfig, OcrPromptsConfig
 from marble_rl.errors import InputError
 from marble_rl.prompts.generators import generate
+from marble_rl.prompts.settings import GenevalPromptsConfig, OcrPromptsConfig
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Write generated prompts, one JSON object a line.")
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from marble_rl.config.schema import PromptSourceConfig
 from marble_rl.errors import InputError
+from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.seeding import generator
 from marble_rl.types import HALVES, Group, Prompt
 

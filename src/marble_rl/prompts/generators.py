@@ -14,12 +14,12 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from marble_rl.config.schema import GenevalPromptsConfig, OcrPromptsConfig
 from marble_rl.errors import InputError
 from marble_rl.prompts import geneval, ocr
 from marble_rl.prompts.files import Row, read_rows
 from marble_rl.prompts.kinds import Kind, deal, shuffled
 from marble_rl.prompts.meaning import meaning
+from marble_rl.prompts.settings import GenevalPromptsConfig, OcrPromptsConfig
 from marble_rl.seeding import derive_seed
 
 HELD_OUT = 5

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marble_rl.config import require_name
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, require_name
+from marble_rl.prompts.colours import COLOURS
 from marble_rl.prompts.files import Row
 from marble_rl.prompts.kinds import Kind, different, digits
-from marble_rl.rewards.detection import COLOURS
 
 _OBJECTS = """
 person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, stop sign,

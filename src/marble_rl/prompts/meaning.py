@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marble_rl.errors import InputError
-from marble_rl.rewards.reading import wanted_text
+from marble_rl.prompts.wanted import wanted_text
 from marble_rl.types import Prompt
 
 MIRRORED = {"right of": "left of", "below": "above"}

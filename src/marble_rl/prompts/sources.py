@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from marble_rl.config.schema import PromptSourceConfig
 from marble_rl.errors import InputError
 from marble_rl.prompts.drawing import PromptSet
 from marble_rl.prompts.files import Row, Split, read_rows
 from marble_rl.prompts.generators import generate
+from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.types import Prompt
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from marble_rl.bootstrap import Difference
+from marble_rl.intervals import Difference
 from marble_rl.report.axes import BOTTOM, LEFT, TOP, Frame, Mark, axes, drawing, scale, step_marks, tick_text
 from marble_rl.report.wording import number, shortened
 

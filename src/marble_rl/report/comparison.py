@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from marble_rl.bootstrap import Difference
 from marble_rl.errors import InputError
+from marble_rl.intervals import Difference
 from marble_rl.report.charts import Chart, forest
 from marble_rl.report.jobs import StoredJob, curves, peak_memory, pictures, read_jobs, shown_methods
 from marble_rl.report.lenient import UNREADABLE, number_of, numbers, spanned
@@ -24,7 +24,6 @@ from marble_rl.report.wording import count_word, counted, duration, listed, memo
 FILE = "compare.json"
 JOBS = "jobs"
 COMPOSITE = "composite"
-ANSWERS: dict[str, Answer] = {"confirmed": "yes", "partly": "partly", "not confirmed": "unknown", "contradicted": "no"}
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,6 @@ class StoredComparison:
     """Methods without any result"""
     prompts: int
     images_per_prompt: int
-    claims: list[Verdict]
-    """Of the paper, as far as these results decide them"""
 
     @property
     def columns(self) -> list[str]:
@@ -107,7 +104,6 @@ def read_comparison(folder: Path) -> StoredComparison:
             [name for name in dict.fromkeys(str(h["method"]) for h in tree["holes"]) if name not in _names(tree)],
             int(number_of(tree["prompts"])),
             int(number_of(tree["images_per_prompt"])),
-            [_claim(claim) for claim in tree.get("claims", [])],
         )
         if not found.methods or any(set(found.columns) - set(method.figures) for method in found.methods):
             raise ValueError("it has no methods, or not a figure of each for every reward")
@@ -121,12 +117,6 @@ def read_comparison(folder: Path) -> StoredComparison:
 
 def _names(tree: dict[str, Any]) -> list[str]:
     return [str(row["method"]) for row in tree["rows"]]
-
-
-def _claim(found: dict[str, str]) -> Verdict:
-    answer = ANSWERS[found["verdict"]]
-    details = [found["details"]] if found.get("details") else []
-    return Verdict(found["claim"], answer, found["text"], [*details, f"in the paper: {found['paper']}"])
 
 
 def _method(row: dict[str, Any]) -> Method:

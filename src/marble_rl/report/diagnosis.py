@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marble_rl.bootstrap import Difference
+from marble_rl.intervals import Difference
 from marble_rl.report.lenient import UNREADABLE, is_number, number_of, spanned
 
 

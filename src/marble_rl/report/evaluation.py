@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marble_rl.bootstrap import Difference
+from marble_rl.intervals import Difference
 from marble_rl.report.lenient import UNREADABLE, numbers, spanned
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from marble_rl.bootstrap import Difference
 from marble_rl.diagnose.intervals import few
+from marble_rl.intervals import Difference
 from marble_rl.report.charts import Chart, Line, Reference, forest, line_chart
 from marble_rl.report.diagnosis import StoredDiagnosis
 from marble_rl.report.grids import histogram, matrix, sample_map

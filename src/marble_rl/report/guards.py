@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from marble_rl.config.schema import MarbleBalance, RunConfig
+from marble_rl.balancing.settings import MarbleBalance
+from marble_rl.config.run import RunConfig
 from marble_rl.report.reading import RunData
 from marble_rl.report.wording import MINUS
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marble_rl.metrics import Metrics
 from marble_rl.report.charts import Chart, Line, line_chart
 from marble_rl.report.evaluation import PromptCard, Shot, read_evaluation
 from marble_rl.report.lenient import UNREADABLE
 from marble_rl.report.reading import read_metrics
 from marble_rl.report.statistics import smooth, thinned
 from marble_rl.report.wording import shortened
+from marble_rl.types import Metrics
 
 MOST_METHODS = 6
 """In curves and pictures, where more would hide each other."""

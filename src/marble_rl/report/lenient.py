@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from marble_rl.bootstrap import Difference
+from marble_rl.intervals import Difference
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What reading such a file can raise: it is missing, cut short, too deep, or of another form."""

@@ -14,9 +14,9 @@ from typing import TypeVar
 from markupsafe import Markup
 from PIL import Image, ImageSequence
 
-from marble_rl.images import STILLS, grid_rows
 from marble_rl.report.evaluation import PromptCard, Shot
 from marble_rl.report.reading import RunData
+from marble_rl.runs.images import STILLS, grid_rows
 
 T = TypeVar("T")
 BUDGET = 2_000_000

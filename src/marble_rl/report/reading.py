@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from marble_rl.config import RunConfig
-from marble_rl.metrics import Metrics
 from marble_rl.report.diagnosis import StoredDiagnosis, read_diagnosis
 from marble_rl.report.evaluation import StoredEvaluation, read_evaluation
 from marble_rl.report.lenient import UNREADABLE, numbers, step_of
-from marble_rl.runfolder import RunFolder
+from marble_rl.runs.folder import RunFolder
+from marble_rl.types import Metrics
 
 
 @dataclass(frozen=True)

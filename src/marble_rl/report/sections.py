@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from marble_rl.config.schema import MarbleBalance
+from marble_rl.balancing.settings import MarbleBalance
 from marble_rl.report.charts import Chart, Line, Reference, line_chart
 from marble_rl.report.guards import in_batch_guarantee
 from marble_rl.report.reading import RunData, Series

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marble_rl.bootstrap import Difference
-from marble_rl.student import student_mean, student_reach
+from marble_rl.intervals import Difference, student_mean, student_reach
 
 LEAST_REFRESHES = 5
 """Below this nothing is said about a mean over refreshes."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from marble_rl.bootstrap import Difference
+from marble_rl.intervals import Difference
 from marble_rl.report.charts import interval_mark
 from marble_rl.report.reading import RunData
 from marble_rl.report.sections import colours

@@ -9,8 +9,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Literal
 
-from marble_rl.bootstrap import Difference
-from marble_rl.config.schema import MarbleBalance
+from marble_rl.balancing.settings import MarbleBalance
+from marble_rl.intervals import Difference
 from marble_rl.report.diagnosis import StoredDiagnosis
 from marble_rl.report.guards import guards
 from marble_rl.report.reading import RunData

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from marble_rl.bootstrap import Difference
+from marble_rl.intervals import Difference
 
 MINUS = "\N{MINUS SIGN}"
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

@@ -12,7 +12,7 @@ from marble_rl.errors import InputError
 from marble_rl.report.comparison import NothingYet, comparison_page, is_comparison
 from marble_rl.report.page import run_page
 from marble_rl.report.reading import read_run
-from marble_rl.runfolder import RunFolder
+from marble_rl.runs.folder import RunFolder
 from marble_rl.storage import write_bytes
 
 POLL_SECONDS = 2.0

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marble_rl.config.schema import RolloutConfig
 from marble_rl.errors import NonFinite
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import OLD, LoraPolicy
 from marble_rl.models.pipeline import UNDECODED, NonFinitePixels
+from marble_rl.rollout.settings import RolloutConfig
 from marble_rl.rollout.solvers import Solver, solve_ode
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Conditioning, Group, Rollout

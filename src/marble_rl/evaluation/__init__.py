@@ -1,0 +1,1 @@
+"""Seeded evaluation on prompts that were not trained on."""

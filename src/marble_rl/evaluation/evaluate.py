@@ -1,0 +1,141 @@
+"""Seeded evaluation: the same images for the same weights, whatever else is evaluated beside them.
+
+Image j of prompt i starts from noise drawn for (evaluation seed, i, j) alone. Training randomness is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marble_rl.config.run import EvaluationConfig
+from marble_rl.distributed.world import World
+from marble_rl.errors import NonFinite, RunStopped
+from marble_rl.models.base import DiffusionModel, PromptCache
+from marble_rl.prompts import PromptSet
+from marble_rl.rewards.core.scoring import Scorer
+from marble_rl.rollout.rollout import Drawn, draw
+from marble_rl.rollout.settings import RolloutConfig
+from marble_rl.seeding import generator, normal_rows
+from marble_rl.types import Prompt, RewardTable
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores and pictures of one set of weights: row i * J + j is image j of prompt i."""
+
+    prompts: Sequence[Prompt]
+    images_per_prompt: int
+    table: RewardTable
+    """[N, K] with N = len(prompts) * images_per_prompt"""
+    pictures: Mapping[int, Tensor] = field(default_factory=dict)
+    """By row, those asked for: [H, W, 3] uint8, videos [F, H, W, 3]; the first process has those of all"""
+
+    @property
+    def means(self) -> dict[str, float]:
+        found = {name: self.table.mean(name) for name in self.table.names}
+        return {name: mean for name, mean in found.items() if mean is not None}
+
+    def per_prompt(self, reward: str) -> Tensor:
+        """[prompts]: mean over the images that the reward applies to; NaN where there are none."""
+        column = self.table.names.index(reward)
+        values = self.table.values[:, column].view(-1, self.images_per_prompt)
+        applicable = self.table.applicable[:, column].view(-1, self.images_per_prompt)
+        return (values * applicable).sum(1) / applicable.sum(1)
+
+    def scores(self, row: int) -> dict[str, float]:
+        """What each reward that applies to it gave an image."""
+        pairs = enumerate(self.table.names)
+        return {name: float(self.table.values[row, k]) for k, name in pairs if self.table.applicable[row, k]}
+
+    def to_json(self) -> dict[str, Any]:
+        """Means, and every image's scores (null where a reward does not apply)."""
+        rows = []
+        for i, prompt in enumerate(self.prompts):
+            for j in range(self.images_per_prompt):
+                row = i * self.images_per_prompt + j
+                scores = dict.fromkeys(self.table.names) | self.scores(row)
+                rows.append(
+                    {
+                        "prompt": prompt.text,
+                        "source": prompt.source,
+                        "index": prompt.index,
+                        "image": j,
+                        "scores": scores,
+                    }
+                )
+        return {"means": self.means, "images": rows}
+
+
+def evaluated_prompts(prompts: PromptSet, config: EvaluationConfig) -> list[Prompt]:
+    """The first ``limit`` prompts of each source, or all."""
+    return [prompt for source in prompts.sources.values() for prompt in source[: config.limit]]
+
+
+def evaluate(
+    model: DiffusionModel,
+    prompt_cache: PromptCache,
+    scorer: Scorer,
+    prompts: PromptSet,
+    config: EvaluationConfig,
+    size: RolloutConfig,
+    on_images: Callable[[int], None] = lambda images: None,
+    world: World | None = None,
+    pictures: Collection[int] = (),
+) -> Evaluation:
+    """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape.
+
+    The processes of ``world`` take whole batches, and all of them get all scores. ``pictures``: rows whose images the
+    first one gets. The others are dropped as soon as they are scored: all of a benchmark's do not fit into memory.
+    """
+    world = world or World()
+    chosen = evaluated_prompts(prompts, config)
+    work = [(prompt, j) for prompt in chosen for j in range(config.images_per_prompt)]
+    shape = model.latent_shape(size.height, size.width, size.frames)
+    sigmas = model.sigmas(config.steps, shape)
+    batches = [work[start : start + config.batch_size] for start in range(0, len(work), config.batch_size)]
+    share = world.share(len(batches))
+    own = [batches[i] for i in share]
+    wanted = frozenset(pictures)
+    prompt_cache.prepare([prompt.text for batch in own for prompt, _ in batch])
+
+    def draw_batch(batch: list[tuple[Prompt, int]]) -> Drawn:
+        padded = batch + [batch[-1]] * (config.batch_size - len(batch))
+        noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
+        conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
+        return draw(model, noise, conditioning, sigmas, config.solver)
+
+    kept: dict[int, Tensor] = {}
+    failure: NonFinite | None = None
+    with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
+        for place, batch in zip(share, own, strict=True):
+            drawn = draw_batch(batch)
+            failure = failure or drawn.failure
+            if failure is not None:
+                if not world.lockstep:
+                    break
+                continue  # the others wait for the passes of this process
+            shown = drawn.images[: len(batch)]
+            rows = enumerate(shown, place * config.batch_size)
+            kept |= {row: image.clone() for row, image in rows if row in wanted}  # a view would keep its whole batch
+            # In lockstep a reward's failure waits for `finish`: nobody may leave the others alone.
+            with suppress(RunStopped) if world.lockstep else nullcontext():
+                scoring.add(shown)
+            on_images(len(batch))
+        if world.lockstep and len(own) < len(batches) / world.size:
+            draw_batch(batches[0])  # to keep step; the shares of others are one batch longer
+        if failure is not None:
+            raise failure
+        scores = scoring.finish()
+    tables = [part for part in world.gather(scores) if len(part.values)]  # some process may have had nothing to do
+    table = RewardTable(
+        scorer.names, torch.cat([part.values for part in tables]), torch.cat([part.applicable for part in tables])
+    )
+    everyones = world.gather_first(kept) if wanted else []
+    found = {row: image for part in everyones for row, image in part.items()}
+    return Evaluation(chosen, config.images_per_prompt, table, found)

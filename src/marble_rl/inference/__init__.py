@@ -1,0 +1,1 @@
+"""Using a run: opening, sampling, exporting."""

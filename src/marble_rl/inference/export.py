@@ -1,0 +1,82 @@
+"""`marble export`: a LoRA or whole merged weights that plain diffusers opens, with a model card for the hub."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from marble_rl.config import to_yaml
+from marble_rl.inference.model_card import model_card, read_evaluation
+from marble_rl.inference.opening import CARD, Opened
+from marble_rl.models.lora import Adapter
+from marble_rl.models.pipeline import PipelineModel
+from marble_rl.runs.folder import RunFolder
+from marble_rl.storage import storage_errors, write_bytes, write_json
+
+GRID = "grid.png"
+CONFIG = "training_config.yaml"
+"""Not config.json: a folder with one is a run."""
+
+
+def export_lora(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None = None) -> list[str]:
+    """Write a folder that plain diffusers loads. Returns remarks on what the card had to leave out."""
+    assert opened.config is not None
+    config = opened.config
+    note = {
+        "base_model": config.model.path,
+        "text_length": config.model.text_length,
+        "guidance": config.model.guidance,
+        "step": opened.step,
+        "weights": adapter,
+        "rewards": list(config.trained_rewards),
+        "balance": config.balance.type,
+    }
+    with _whole(out):
+        opened.model.write_lora(out, adapter)
+        write_json(out / CARD, note)
+        return _describe(opened, adapter, out, run, merged=False)
+
+
+def export_merged(opened: Opened, adapter: Adapter, out: Path, run: RunFolder, dtype: torch.dtype) -> list[str]:
+    """Write the whole pipeline with the LoRA in its weights. The opened run has no adapters afterwards."""
+    assert opened.policy is not None
+    assert isinstance(opened.model, PipelineModel)
+    opened.policy.merge(adapter)
+    pipeline = opened.model.pipeline
+    pipeline.vae.to(memory_format=torch.contiguous_format)  # safetensors stores no other
+    with _whole(out):
+        pipeline.to(dtype).save_pretrained(out)
+        return _describe(opened, adapter, out, run, merged=True)
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[None]:
+    """All of an export, or nothing: half a pipeline in the folder would look like one."""
+    with storage_errors(str(out), "export again"):
+        out.mkdir(parents=True, exist_ok=True)
+        before = set(out.iterdir())
+        try:
+            yield
+        except BaseException:
+            for entry in set(out.iterdir()) - before:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            raise
+
+
+def _describe(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None, *, merged: bool) -> list[str]:
+    assert opened.config is not None
+    evaluation, remarks = (None, []) if run is None else read_evaluation(run, adapter, opened.step)
+    picture = None
+    if run is not None and evaluation is not None and (run.evaluation / GRID).is_file():
+        shutil.copyfile(run.evaluation / GRID, out / GRID)
+        picture = GRID
+    write_bytes(out / CONFIG, to_yaml(opened.config).encode())
+    card = model_card(
+        opened.model, opened.config, opened.step, adapter, evaluation=evaluation, picture=picture, merged=merged
+    )
+    write_bytes(out / "README.md", card.encode())
+    return remarks

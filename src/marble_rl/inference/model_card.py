@@ -1,0 +1,158 @@
+"""README.md of an export: a model card as the hub reads it, from what the run itself recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marble_rl.config import RunConfig
+from marble_rl.errors import InputError
+from marble_rl.mini import embedded
+from marble_rl.models import PIPELINE
+from marble_rl.models.base import DiffusionModel
+from marble_rl.prompts.settings import PromptSourceConfig
+from marble_rl.rewards.core.settings import RewardConfig
+from marble_rl.runs.folder import RunFolder
+
+Evaluation = dict[str, Any]
+"""scores.json of `marble evaluate`."""
+BASE = "base"
+
+
+def read_evaluation(run: RunFolder, weights: str, step: int | None) -> tuple[Evaluation | None, list[str]]:
+    """The run's last evaluation if it is one of these weights; otherwise why not, as a remark."""
+    file = run.evaluation / "scores.json"
+    advice = f"`marble evaluate {run.path}`, then export again, puts scores into the model card"
+    try:
+        found: Evaluation = json.loads(file.read_text(encoding="utf-8"))
+        evaluated, there = found["weights"], found["step"]
+        missing = [name for name in (BASE, weights) if name not in evaluated]
+    except FileNotFoundError:
+        return None, [f"no evaluation in {run.path}: {advice}"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is not an evaluation ({error!r}); delete it or evaluate again") from None
+    if there != step:
+        return None, [f"{file} is of step {there}, not {step}: left out of the model card. {advice}"]
+    if missing:
+        return None, [f"{file} has no scores of the weights {missing[0]}: left out of the model card. {advice}"]
+    return found, []
+
+
+def model_card(
+    model: DiffusionModel,
+    config: RunConfig,
+    step: int | None,
+    weights: str,
+    *,
+    evaluation: Evaluation | None = None,
+    picture: str | None = None,
+    merged: bool = False,
+) -> str:
+    """The whole file. ``picture`` lies beside it."""
+    name = Path(config.model.path).name
+    sections = [
+        _front_matter(model, config, merged),
+        f"# {name}, fine-tuned on {len(config.trained_rewards)} rewards",
+        f"{'The whole pipeline' if merged else f'A LoRA for {name}'}, trained with marble "
+        f"(`balance: {config.balance.type}`, {step} steps, {weights} weights).",
+        *([f"![before and after, same prompts and seeds]({picture})"] if picture else []),
+        "## Use",
+        "Call it as it was trained, without classifier-free guidance:",
+        f"```python\n{_plain_code(model, config, merged)}```",
+        "## Rewards",
+        "\n".join(f"- {_reward(reward)}" for reward in config.rewards),
+        *(["## Scores", _scores(evaluation, weights)] if evaluation else []),
+        "## Training",
+        _training(config),
+        "Prompts:",
+        "\n".join(f"- {_source(source)}" for source in config.prompts.train),
+        "Every setting is in `training_config.yaml`; paths in it are those of the machine it was trained on.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _front_matter(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
+    on_hub = config.model.path.count("/") == 1
+    task = "text-to-video" if model.makes_videos else "text-to-image"
+    facts = {
+        "base_model": config.model.path if on_hub else Path(config.model.path).name,
+        "base_model_relation": "finetune" if merged else "adapter",
+        "library_name": "diffusers",
+        "pipeline_tag": task,
+        "tags": [task, "diffusers", *([] if merged else ["lora"]), "reinforcement-learning", "multi-reward", "marble"],
+    }
+    to_do = ["# license: yours to choose; it has to go with that of the base model"]
+    if not on_hub:
+        to_do.append("# base_model: trained from a folder; put the hub id of the model here")
+    return "\n".join(["---", yaml.safe_dump(facts, sort_keys=False).rstrip(), *to_do, "---"])
+
+
+def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
+    pipeline, arguments = model.plain_call()
+    size = {"height": config.rollout.height, "width": config.rollout.width, "num_frames": config.rollout.frames}
+    given = {"num_inference_steps": config.evaluation.steps, **arguments}
+    given |= {name: value for name, value in size.items() if value is not None}
+    call = ", ".join(['"a prompt"', *(f"{name}={value}" for name, value in given.items())])
+    sample, samples = ("video", "frames") if model.makes_videos else ("image", "images")
+    lines = [f"from diffusers import {pipeline}", ""]
+    if merged:
+        lines.append(f'pipe = {pipeline}.from_pretrained("THIS_FOLDER")')
+    else:
+        lines.append(f'pipe = {pipeline}.from_pretrained("{embedded(config.model.path, PIPELINE)}")')
+        lines.append('pipe.load_lora_weights("THIS_FOLDER")')
+    return "\n".join([*lines, f"{sample} = pipe({call}).{samples}[0]"]) + "\n"
+
+
+def _reward(reward: RewardConfig) -> str:
+    inner = reward.params.get("reward")
+    of = f" of {inner['type']}" if isinstance(inner, dict) and "type" in inner else ""
+    return f"{reward.name} (`{reward.type}`{of})" + (", held out: never trained on" if reward.held_out else "")
+
+
+def _scores(evaluation: Evaluation, weights: str) -> str:
+    """Means of the model before and after, and their difference where the evaluation compared just these two."""
+    before, after = (evaluation["weights"][name]["means"] for name in (BASE, weights))
+    names = list(evaluation["weights"])
+    compared = evaluation["differences"] if (names[0], names[-1]) == (BASE, weights) else {}
+    rows = ["| reward | before | after | difference | 95 % interval |", "|---|---|---|---|---|"]
+    for name in {**before, **after}:
+        found = compared.get(name)
+        interval = f"{found['low']:+.4f} to {found['high']:+.4f}" if found else ""
+        mark = "*" if name in evaluation["held_out_rewards"] else ""
+        difference = f"{after[name] - before[name]:+.4f}" if name in before and name in after else ""
+        means = [f"{of[name]:.4f}" if name in of else "" for of in (before, after)]
+        rows.append(f"| {name}{mark} | {means[0]} | {means[1]} | {difference} | {interval} |")
+    images = evaluation["weights"][weights]["images"]
+    prompts = len({image["index"] for image in images})
+    rows += ["", f"Mean over {len(images)} samples of {prompts} prompts, with the same seeds before and after."]
+    rows += ["", "\\* held out: never trained on"] if evaluation["held_out_rewards"] else []
+    return "\n".join(rows)
+
+
+def _training(config: RunConfig) -> str:
+    rollout, size = config.rollout, [config.rollout.width, config.rollout.height]
+    shape = f", {size[0]} x {size[1]} pixels" if None not in size else ""
+    shape += f", {rollout.frames} frames" if rollout.frames else ""
+    started = f", started from {config.lora.init.name}" if config.lora.init else ""
+    return "\n".join(
+        [
+            f"- LoRA of rank {config.lora.rank}, alpha {config.lora.alpha:g}{started}",
+            f"- {rollout.groups} prompts x {rollout.group_size} samples a rollout{shape}, "
+            f"{rollout.steps} sampling steps ({rollout.solver})",
+            f"- AdamW, learning rate {config.optimizer.lr:g}, KL weight {config.loss.kl_weight:g}, "
+            f"seed {config.trainer.seed}",
+        ]
+    )
+
+
+def _source(source: PromptSourceConfig) -> str:
+    if source.generate is not None:
+        origin = f"{source.generate.count} generated prompts (`type: {source.generate.type}`)"
+    elif source.file is not None:
+        origin = f"`{source.file.name}`"
+    else:
+        origin = f"{len(source.texts or [])} prompts of the config"
+    return f"{source.name}: {origin}, share {source.share:g}"

@@ -1,0 +1,277 @@
+"""Using what was trained: open a run, an exported LoRA or a plain pipeline, and sample from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from pydantic import ValidationError
+from rich.console import Console
+from torch import Tensor
+
+from marble_rl.config import RunConfig
+from marble_rl.devices import pick_device
+from marble_rl.errors import InputError
+from marble_rl.memory.estimate import build_empty, config_folder
+from marble_rl.models import check_model_path, load_model
+from marble_rl.models.base import DiffusionModel, PromptCache
+from marble_rl.models.lora import ADAPTERS, LoraPolicy
+from marble_rl.models.lora_files import LORA_FILE, check_layers, locate
+from marble_rl.models.precision import PLAIN, memory_settings
+from marble_rl.models.settings import ModelConfig
+from marble_rl.rollout.rollout import sample
+from marble_rl.rollout.solvers import Solver
+from marble_rl.runs.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    checkpoint_steps,
+    load_checkpoint,
+    load_newest,
+    restoring,
+)
+from marble_rl.runs.folder import RunFolder
+
+CARD = "marble.json"
+"""What an exported LoRA belongs to, for us; README.md says it to people."""
+FROM_CARD = ("text_length", "guidance")
+"""Settings of the model that it keeps."""
+Kind = Literal["run", "LoRA", "pipeline"]
+Weights = Literal["ema", "default", "old", "base", "given"]
+"""An adapter of a run, the model without any, or whatever is in the file or folder."""
+OFFERED: dict[Kind, tuple[Weights, ...]] = {
+    "run": ("ema", "default", "old", "base"),
+    "LoRA": ("given", "base"),
+    "pipeline": ("given",),
+}
+"""Weights to choose from, the default first."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model with weights to choose from."""
+
+    model: DiffusionModel
+    policy: LoraPolicy | None
+    """Present for a run that was loaded: its adapters. None for an exported LoRA or a plain pipeline."""
+    config: RunConfig | None
+    step: int | None
+    checkpoint: Checkpoint | None = None
+    """Of a run: the rest of its state. The adapters, which the model has by now, are left out."""
+
+    def check_weights(self, weights: Sequence[Weights]) -> None:
+        """Before hours of work with the first of them."""
+        encoders = (part for encoder in self.model.text_encoders for part in encoder.modules())
+        if self.policy is None and "base" in weights and any(isinstance(part, BaseTunerLayer) for part in encoders):
+            raise InputError(
+                "--weights: 'base' will not do for a LoRA of text encoders, whose prompts are encoded once; "
+                "give the model itself instead"
+            )
+
+    def acting_as(self, weights: Weights) -> AbstractContextManager[None]:
+        self.check_weights([weights])
+        if self.policy is None:
+            return _without_lora(self.model) if weights == "base" else nullcontext()
+        assert weights != "given"
+        return self.policy.acting_as(weights)
+
+
+@contextmanager
+def _without_lora(model: DiffusionModel) -> Iterator[None]:
+    """The bare model, though a LoRA was read into it."""
+    layers = [part for part in model.transformer.modules() if isinstance(part, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def kind_of(target: str) -> Kind:
+    """What is not here is taken for a pipeline on the hub."""
+    folder = RunFolder(Path(target))
+    if folder.exists:
+        return "run"
+    is_lora = folder.path.suffix == ".safetensors" or (folder.path / LORA_FILE).is_file()
+    return "LoRA" if is_lora else "pipeline"
+
+
+def choose_weights(target: str, asked: str | None = None) -> Weights:
+    """The value of --weights, if the target has such weights; by default those that it is for."""
+    kind = kind_of(target)
+    if asked is None:
+        return OFFERED[kind][0]
+    for weights in OFFERED[kind]:
+        if weights == asked:
+            return weights
+    fix = "leave it out" if kind == "pipeline" else f"use one of {', '.join(OFFERED[kind])}"
+    raise InputError(f"--weights: {asked!r} is not among the weights of {target}, a {kind}; {fix}")
+
+
+def open_target(
+    target: str,
+    *,
+    model_path: str | None = None,
+    step: int | None = None,
+    device: str = "auto",
+    plain: bool = False,
+    settings: ModelConfig | None = None,
+) -> Opened:
+    """A run (its newest checkpoint, or that of ``step``), a LoRA (folder or file), or a pipeline (folder or hub id).
+
+    ``plain`` reads a run's model in float32, whatever it was trained in. ``settings`` are for all that the target does
+    not say itself; by default a run's own.
+    """
+    kind = kind_of(target)
+    if step is not None and kind != "run":
+        raise InputError(f"--step: {step} given, but {target} is a {kind}, which has no checkpoints; leave it out")
+    config = model_config(target, model_path, settings)
+    if kind == "run":
+        return _open_run(RunFolder(Path(target)), config, step, device, plain)
+    model = _load(config, device)
+    if kind == "LoRA":
+        file = locate(Path(target), "target")
+        check_layers(file, dict(model.transformer.named_parameters()), "target")
+        model.read_lora(file)
+    return Opened(model, None, None, None)
+
+
+def model_config(target: str, model_path: str | None = None, settings: ModelConfig | None = None) -> ModelConfig:
+    """The model of a target, and how to load it: as ``settings`` say, but for what the target says itself."""
+    kind = kind_of(target)
+    if model_path is not None and kind != "LoRA":
+        raise InputError(f"--model: {model_path!r} given, but {target} is a {kind}, which says its own; leave it out")
+    if kind == "run":
+        return settings or RunFolder(Path(target)).load_config().model
+    own = own_settings(target)
+    if model_path is not None:
+        own["path"] = model_path
+    if own["path"] is None:
+        raise InputError(f"{target}: the LoRA does not say which model it belongs to; give --model")
+    check_model_path(own["path"], "--model" if kind == "LoRA" else "target")
+    given = {} if settings is None else settings.model_dump()
+    try:
+        return ModelConfig.model_validate({**given, **own})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise InputError(
+            f"{target}: {CARD} says {wrong['loc'][0]}: {wrong['input']!r} ({wrong['msg']}); mend or delete the file"
+        ) from None
+
+
+def own_settings(target: str) -> dict[str, Any]:
+    """What a target says of its model, so that nobody else can."""
+    kind = kind_of(target)
+    if kind == "pipeline":
+        return {"path": target}
+    if kind == "LoRA":
+        card = read_card(locate(Path(target), "target").parent)
+        return {"path": card.get("base_model"), **{key: card[key] for key in FROM_CARD if key in card}}
+    own = RunFolder(Path(target)).load_config().model
+    return {key: getattr(own, key) for key in ("path", *FROM_CARD)}
+
+
+def _load(config: ModelConfig, device: str, plain: bool = False) -> DiffusionModel:
+    chosen = pick_device(device, "--device")
+    memory = PLAIN if plain else memory_settings(config, chosen)
+    return load_model(config.path, chosen, config.text_length, config.guidance, memory)
+
+
+def _open_run(folder: RunFolder, settings: ModelConfig, step: int | None, device: str, plain: bool) -> Opened:
+    config = folder.load_config()
+    checkpoint = read_checkpoint(folder, step)
+    model = _load(settings, device, plain)
+    policy = _restored_policy(model, config, checkpoint, folder.path)
+    return Opened(model, policy, config, checkpoint.step, replace(checkpoint, adapters={}))
+
+
+def open_without_weights(run: Path, step: int | None) -> Opened:
+    """A run's adapters on a model of torch's meta device. Enough to write a LoRA, and in no need of a large machine."""
+    folder = RunFolder(run)
+    config = folder.load_config()
+    checkpoint = read_checkpoint(folder, step)
+    model = build_empty(config, config_folder(config.model.path))
+    with torch.device("meta"):
+        _restored_policy(model, config, checkpoint, folder.path)
+    tensors = {
+        name.replace(f".{kind}.", f".{kind}.{adapter}."): tensor
+        for adapter in ADAPTERS
+        for name, tensor in checkpoint.adapter(adapter).items()
+        for kind in ("lora_A", "lora_B")
+        if f".{kind}." in name
+    }
+    model.transformer.load_state_dict(tensors, strict=False, assign=True)
+    return Opened(model, None, config, checkpoint.step)
+
+
+def _restored_policy(model: DiffusionModel, config: RunConfig, checkpoint: Checkpoint, run: Path) -> LoraPolicy:
+    lora = config.lora.model_copy(update={"init": None})  # the checkpoint has it all
+    policy = LoraPolicy(model.transformer, lora, model.lora_targets, config.trainer.seed)
+    with restoring(checkpoint, run):
+        for adapter in ADAPTERS:
+            policy.load_tensors(adapter, checkpoint.adapter(adapter))
+    return policy
+
+
+def read_checkpoint(folder: RunFolder, step: int | None) -> Checkpoint:
+    """The newest undamaged checkpoint of a run, or that of one step."""
+    available = checkpoint_steps(folder.checkpoints)
+    if step is None:
+        warnings: list[str] = []
+        newest = load_newest(folder.checkpoints, warnings.append)
+        if newest is None:
+            raise InputError(f"{folder.path} has no usable checkpoint yet. {' '.join(warnings)}".strip())
+        for warning in warnings:
+            Console(stderr=True).print(warning, markup=False, soft_wrap=True)
+        return newest
+    if step not in available:
+        raise InputError(f"--step: {folder.path} has no checkpoint of step {step}; it has {available}")
+    try:
+        return load_checkpoint(folder.checkpoints / f"step-{step}")
+    except DamagedCheckpoint as damage:
+        raise InputError(f"--step: the checkpoint of step {step} is damaged: {damage}") from None
+
+
+def sample_images(
+    opened: Opened,
+    prompt: str,
+    *,
+    seed: int,
+    images: int,
+    steps: int,
+    solver: Solver,
+    height: int | None,
+    width: int | None,
+    frames: int | None = None,
+) -> Iterator[Tensor]:
+    """One image [H, W, 3] uint8, or video [F, H, W, 3], after the other.
+
+    Image i starts from ``torch.Generator().manual_seed(seed + i)``, as diffusers does.
+    """
+    model = opened.model
+    shape = model.latent_shape(height, width, frames)
+    conditioning = PromptCache(model).encode([prompt])
+    for i in range(images):
+        noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(seed + i))
+        _, (picture,) = sample(model, noise, conditioning, model.sigmas(steps, shape), solver)
+        yield picture
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """What an export noted, or nothing."""
+    try:
+        card = json.loads((folder / CARD).read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InputError(f"{folder / CARD} is not valid JSON ({error}); mend or delete it") from None
+    if not isinstance(card, dict) or not isinstance(card.get("base_model", ""), str | None):
+        raise InputError(f"{folder / CARD} is not what marble export writes; mend or delete it")
+    return card

@@ -1,0 +1,79 @@
+"""Parts chosen by `type` in a config: a built-in name, or the import path `package.module:name` of one's own.
+
+A part is a class that owns its section of the config as `Settings`. Balancing rules and losses are such parts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from marble_rl.errors import InputError, suggestion
+from marble_rl.section import Section
+
+PartT = TypeVar("PartT")
+
+
+def import_path(path: str, key: str) -> Any:
+    """The object at ``package.module:name``; ``key`` is the setting that errors name."""
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever somebody else's module does while it is imported
+        raise InputError(
+            f"{key}: cannot import {module_name!r} ({type(error).__name__}: {error}); "
+            "fix it, install it, or put its folder on PYTHONPATH"
+        ) from error
+    if not hasattr(module, name):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise InputError(f"{key}: {module_name!r} has no {name!r}.{suggestion(name, public)}")
+    return getattr(module, name)
+
+
+@dataclass(frozen=True)
+class Registry(Generic[PartT]):
+    """The parts that one section of the config chooses from."""
+
+    section: str
+    """Name of the section, such as `balance`."""
+    kind: type[PartT]
+    """What every part is derived from."""
+    default: str
+    """`type` of a section that does not say."""
+    built_in: Mapping[str, str]
+    """type -> import path. To add a part: one file, and one line here."""
+
+    def find(self, type_name: str) -> type[PartT]:
+        """The class that a `type` names. Raises InputError for an unknown or unsuitable one."""
+        key = f"{self.section}.type"
+        path = self.built_in.get(type_name, type_name)
+        if ":" not in path:
+            raise InputError(
+                f"{key}: unknown type {type_name!r}.{suggestion(type_name, list(self.built_in))} "
+                f"Valid: {', '.join(self.built_in)}; or an import path `package.module:name`"
+            )
+        part = import_path(path, key)
+        if not (inspect.isclass(part) and issubclass(part, self.kind)) or inspect.isabstract(part):
+            raise InputError(f"{key}: {path} is not a class derived from {self.kind.__module__}.{self.kind.__name__}")
+        return part
+
+    def settings_class(self, type_name: str) -> type[Section]:
+        """The config section of a part."""
+        settings: type[Section] = self.find(type_name).Settings  # type: ignore[attr-defined]
+        return settings
+
+    def validate(self, value: Any) -> Any:
+        """For pydantic: a mapping becomes the section of the part that its `type` names."""
+        if not isinstance(value, Mapping):
+            return value
+        type_name = value.get("type", self.default)
+        if not isinstance(type_name, str):
+            raise InputError(f"{self.section}.type: expected a name, found {type_name!r}")
+        return self.settings_class(type_name).model_validate({**value, "type": type_name})
+
+    def part_of(self, settings: Section) -> type[PartT]:
+        """The class whose settings these are."""
+        return self.find(settings.type)  # type: ignore[attr-defined]

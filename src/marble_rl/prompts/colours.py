@@ -1,0 +1,3 @@
+"""Colours that GenEval asks for."""
+
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")

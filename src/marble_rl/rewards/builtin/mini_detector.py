@@ -1,0 +1,117 @@
+"""Find the mini world's objects in a picture by rule: areas of one paint, compared with the outlines of the shapes.
+
+It is strict. A blurred, crooked or half-drawn object is like no outline well enough, and is not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from scipy import ndimage
+
+from marble_rl.errors import InputError
+from marble_rl.mini.render import PAINT, SIZE, outline
+from marble_rl.mini.scenes import SHAPES
+from marble_rl.rewards.builtin.geneval import Detection
+from marble_rl.rewards.core.base import Images
+
+Mask = npt.NDArray[np.bool_]
+COLOURED = 60
+"""Least difference between the strongest and the weakest channel of a pixel that is painted; the ground is paler."""
+SMALLEST = 60
+"""Pixels; the smallest object of the world has about 90."""
+LARGEST = SIZE * SIZE // 2
+"""Pixels; a picture of one colour is no block."""
+LIKENESS = {"marble": 0.78, "block": 0.78, "cone": 0.72, "star": 0.58}
+"""Least intersection over union with a shape's outline; a small star is mostly edge."""
+PROPORTIONS = (0.7, 1.4)
+SIDE = 32
+ADVICE = (
+    f"It finds only {', '.join(SHAPES)} in {', '.join(PAINT)}; for photographs give the reward "
+    "`params: {detector: photo}`, or name other `rewards` for this source"
+)
+
+
+class MiniDetector:
+    """Objects by colour and outline. Nothing to load."""
+
+    def load(self, device: torch.device) -> None:
+        return None
+
+    def detect(self, images: Images) -> list[list[Detection]]:
+        return [_objects(image) for image in images]
+
+    def check_findable(self, metadata: Mapping[str, Any]) -> None:
+        """It sees the mini world's shapes in its paints, and nothing else."""
+        for entry in (*metadata["include"], *metadata.get("exclude", ())):
+            name = entry["class"]
+            if name not in SHAPES:
+                raise InputError(f"asks for {name!r}, which the detector `mini` does not know. {ADVICE}")
+            if "color" in entry and entry["color"] not in PAINT:
+                raise InputError(
+                    f"asks for the color {entry['color']!r}, which the detector `mini` does not know. {ADVICE}"
+                )
+
+
+def _objects(image: npt.NDArray[np.uint8]) -> list[Detection]:
+    pixels = image.astype(float)
+    painted = pixels.max(axis=-1) - pixels.min(axis=-1) > COLOURED
+    paint = (_hues(pixels) @ _paint_hues().T).argmax(axis=-1)
+    found = []
+    for number, colour in enumerate(PAINT):
+        areas, count = ndimage.label(painted & (paint == number))
+        for area, place in zip(range(1, count + 1), ndimage.find_objects(areas), strict=True):
+            mask = ndimage.binary_fill_holes(areas[place] == area)  # a marble's highlight is white
+            if not SMALLEST <= mask.sum() <= LARGEST:
+                continue
+            name, likeness = _shape(mask)
+            if name and likeness >= LIKENESS[name]:
+                rows, columns = place
+                box = (columns.start, rows.start, columns.stop, rows.stop)
+                found.append(Detection(name, colour, box, likeness))
+    return found
+
+
+def _shape(mask: Mask) -> tuple[str, float]:
+    """The outline that covers an area best, and how well."""
+    height, width = mask.shape
+    if not PROPORTIONS[0] <= width / height <= PROPORTIONS[1]:
+        return "", 0.0
+    square = _fitted(mask)
+    likeness = {shape: _overlap(square, _outline(shape)) for shape in SHAPES}
+    best = max(likeness, key=likeness.__getitem__)
+    return best, likeness[best]
+
+
+def _overlap(a: Mask, b: Mask) -> float:
+    return float((a & b).sum() / (a | b).sum())
+
+
+def _fitted(mask: Mask) -> Mask:
+    """Stretched to a square of `SIDE` pixels."""
+    resized = Image.fromarray(mask.astype(np.uint8) * 255).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    return np.asarray(resized) >= 128
+
+
+@lru_cache
+def _outline(shape: str) -> Mask:
+    drawn = np.asarray(outline(shape)) >= 128
+    rows, columns = np.flatnonzero(drawn.any(1)), np.flatnonzero(drawn.any(0))
+    return _fitted(drawn[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+
+
+def _hues(colours: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Unit direction away from grey [..., 3]: the same in light and in shade."""
+    away = colours - colours.mean(axis=-1, keepdims=True)
+    return np.asarray(away / np.maximum(np.linalg.norm(away, axis=-1, keepdims=True), 1e-9))
+
+
+@lru_cache
+def _paint_hues() -> npt.NDArray[np.float64]:
+    return _hues(np.array(list(PAINT.values()), dtype=float))

@@ -1,0 +1,1 @@
+"""What a reward is, and how rewards are called."""

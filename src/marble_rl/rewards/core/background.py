@@ -1,0 +1,145 @@
+"""Scoring while the next images are sampled.
+
+Rewards are called in lanes, each with threads of its own: one lane for each device, where rewards take turns, because
+reward models need not be safe for several threads and one device gains nothing from two; and one lane for each reward
+that waits for other machines, with as many threads as batches may be under way.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+from marble_rl.errors import RewardFailed
+from marble_rl.rewards.core.base import Images, RewardBatch
+from marble_rl.rewards.core.calls import CalledReward
+from marble_rl.types import Prompt, RewardTable
+
+
+class BackgroundScoring:
+    """Scores of N images that arrive in batches."""
+
+    def __init__(self, rewards: Sequence[CalledReward], prompts: Sequence[Prompt], applicable: Tensor) -> None:
+        self._rewards = rewards
+        self._prompts = prompts
+        names = tuple(reward.name for reward in rewards)
+        # NaN until it is scored, so that nothing passes for a score of 0.
+        values = torch.zeros(applicable.shape, dtype=torch.float64).masked_fill(applicable, math.nan)
+        self._table = RewardTable(names, values, applicable)
+        self._rows = 0
+        self._closed = False
+        self._error: Exception | None = None
+        self._lanes: dict[str, Lane] = {}
+        for reward in rewards:
+            if _lane(reward) not in self._lanes:
+                self._lanes[_lane(reward)] = Lane(reward.traits.concurrency or 1)
+
+    def add(self, images: Tensor) -> None:
+        """The next rows' images [B, H, W, 3] uint8. Raises if a reward has failed on earlier ones."""
+        self._raise_error()
+        rows = range(self._rows, self._rows + len(images))
+        self._rows = rows.stop
+        pixels = images.numpy()
+        for column, reward in enumerate(self._rewards):
+            self._lanes[_lane(reward)].put(partial(self._score, column, rows, pixels))
+
+    def finish(self) -> RewardTable:
+        """Wait for all scores."""
+        for lane in self._lanes.values():
+            lane.finish()
+        self._raise_error()
+        assert self._rows == len(self._prompts), f"{self._rows} images were given for {len(self._prompts)} prompts"
+        self._check_complete()
+        return self._table
+
+    def close(self) -> None:
+        """Give up what has not been scored; a reward under way is left behind."""
+        self._closed = True
+        for lane in self._lanes.values():
+            lane.close()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _check_complete(self) -> None:
+        for name, column in zip(self._table.names, self._table.values.unbind(1), strict=True):
+            missing = column.isnan().nonzero().flatten().tolist()
+            if missing:
+                images = "1 image" if len(missing) == 1 else f"{len(missing)} images"
+                prompt = self._prompts[missing[0]]
+                raise RewardFailed(
+                    f"reward {name!r} left {images} without a score, the first of prompt {prompt.index} "
+                    f"({prompt.text!r})"
+                )
+
+    def _score(self, column: int, rows: range, pixels: Images) -> None:
+        """In a lane's thread. No two calls write to the same cells of the table."""
+        if self._closed or self._error is not None:
+            return
+        try:
+            self._fill(column, rows, pixels)
+        except BaseException as error:  # raised in the caller's thread; here it would end the lane, and nobody see it
+            self._error = self._error or _failure(self._rewards[column].name, error)
+
+    def _fill(self, column: int, rows: range, pixels: Images) -> None:
+        chosen = [row for row in rows if self._table.applicable[row, column]]
+        if not chosen:
+            return
+        images = pixels if len(chosen) == len(rows) else pixels[[row - rows.start for row in chosen]]
+        scores = self._rewards[column].score(RewardBatch(images, [self._prompts[row] for row in chosen]))
+        for row, score in zip(chosen, scores, strict=True):
+            self._table.values[row, column] = 0.0 if score is None else score
+            self._table.applicable[row, column] = score is not None
+
+
+def _failure(name: str, error: BaseException) -> Exception:
+    """What is no Exception would end the caller's thread as well, as if the program were done."""
+    if isinstance(error, Exception):
+        return error
+    failure = RewardFailed(f"reward {name!r} failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _lane(reward: CalledReward) -> str:
+    return str(reward.device) if reward.traits.concurrency is None else f"reward {reward.name}"
+
+
+class Lane:
+    """Threads that work off a queue. Daemons: a reward that hangs must not keep a program alive that was told to stop
+    (a ThreadPoolExecutor's threads would)."""
+
+    def __init__(self, threads: int, name: str = "rewards") -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, args=(torch.get_num_threads(),), name=name, daemon=True)
+            for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """No more jobs."""
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def finish(self) -> None:
+        """Wait until all jobs are done."""
+        self.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, torch_threads: int) -> None:
+        torch.set_num_threads(torch_threads)  # OpenMP keeps this number for each thread
+        while (job := self._jobs.get()) is not None:
+            job()

@@ -1,0 +1,47 @@
+"""Scores of batches that were scored before.
+
+The key is the content of a whole batch, not of one image: a model's score may depend on its batch in the last bits, so
+only the same batch is sure to get the same scores, and a run with a cache stays the run without one, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+
+from marble_rl.rewards.core.base import RewardBatch, Scores
+from marble_rl.rewards.remote.wire import encode_prompts
+
+BATCHES = 4096
+"""Kept at most; those unused for longest are forgotten."""
+
+
+class ScoreCache:
+    """The scores of the batches seen last, for one reward."""
+
+    def __init__(self, limit: int = BATCHES) -> None:
+        self._limit = limit
+        self._scores: dict[bytes, Scores] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes) -> Scores | None:
+        with self._lock:
+            scores = self._scores.pop(key, None)
+            if scores is not None:
+                self._scores[key] = scores  # the newest come last
+            return scores
+
+    def put(self, key: bytes, scores: Scores) -> None:
+        with self._lock:
+            self._scores[key] = scores
+            if len(self._scores) > self._limit:
+                del self._scores[next(iter(self._scores))]
+
+
+def content_key(batch: RewardBatch) -> bytes:
+    """Everything that a reward can see of a batch, in 16 bytes."""
+    content = hashlib.blake2b(digest_size=16)
+    content.update(json.dumps([batch.images.shape, encode_prompts(batch.prompts)], sort_keys=True).encode())
+    content.update(batch.images.tobytes())
+    return content.digest()

@@ -1,0 +1,260 @@
+"""One reward, as its config wants it called: where, how many images at a time, how often again after a failure.
+
+The trainer and the server call rewards through here, so that both check and count alike.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from marble_rl.devices import pick_device
+from marble_rl.errors import InputError, RewardFailed
+from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, giving_up_after, traits_of
+from marble_rl.rewards.core.cache import ScoreCache, content_key
+from marble_rl.rewards.core.settings import RewardConfig
+from marble_rl.types import Media, Prompt
+
+T = TypeVar("T")
+
+LONGEST_PAUSE = 60.0
+"""Seconds between two attempts at most."""
+
+
+@dataclass
+class Counts:
+    """What a reward did so far."""
+
+    calls: int = 0
+    """Attempts at a batch, failed ones and those under way included."""
+    images: int = 0
+    """Scored; those of cached batches are not among them."""
+    failures: int = 0
+    """Attempts that brought no usable scores."""
+    retries: int = 0
+    """Attempts made because an earlier one failed."""
+    cached: int = 0
+    """Batches that had been scored before."""
+    seconds: float = 0.0
+    """Spent in calls."""
+
+    def since(self, earlier: Counts) -> Counts:
+        return Counts(**{name: value - getattr(earlier, name) for name, value in vars(self).items()})
+
+
+class CalledReward:
+    """A reward with the settings of its config entry."""
+
+    def __init__(self, config: RewardConfig, reward: Reward) -> None:
+        self.name = config.name
+        self.config = config
+        self.reward = reward
+        self.device = torch.device("cpu")
+        """Where it was loaded."""
+        self._loaded = False
+        self._counts = Counts()
+        self._lock = threading.Lock()
+        wants_cache = self.traits.deterministic if config.cache is None else config.cache
+        self._cache = ScoreCache() if wants_cache else None
+
+    @property
+    def counts(self) -> Counts:
+        """So far, with the attempts that the reward repeated itself."""
+        repeats = getattr(self.reward, "repeats", 0)
+        with self._lock:
+            return replace(
+                self._counts, failures=self._counts.failures + repeats, retries=self._counts.retries + repeats
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """As the reward declares them; after `load` they may have become more precise."""
+        return traits_of(self.reward)
+
+    @property
+    def retries(self) -> int:
+        return self.traits.retries if self.config.retries is None else self.config.retries
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """The prompt file decides first, then the reward itself."""
+        return (prompt.rewards is None or self.name in prompt.rewards) and self.suits(prompt)
+
+    def suits(self, prompt: Prompt) -> bool:
+        """The reward's own opinion. Where it has none, that is bad input until it is loaded, then a failure."""
+        try:
+            return bool(self.reward.applies_to(prompt))
+        except InputError as error:
+            raise InputError(f"rewards ({self.name}): {error}") from error
+        except (RewardFailed, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise (RewardFailed if self._loaded else InputError)(
+                f"reward {self.name!r} failed to say whether it applies to prompt {prompt.index} ({prompt.text!r}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def load(self, device: torch.device) -> None:
+        """Load its weights where its config, the reward itself or the caller wants them."""
+        wanted = self.config.device or self.traits.device
+        self.device = device if wanted is None else pick_device(wanted, f"rewards ({self.name}).device")
+        self.reward.load(self.device)
+        self._loaded = True
+
+    def check_device(self) -> None:
+        """Whether the device that the config asks for is there."""
+        if self.config.device is not None:
+            pick_device(self.config.device, f"rewards ({self.name}).device")
+
+    def score(self, batch: RewardBatch) -> list[float | None]:
+        """Signed so that higher is better; None where the reward has nothing to say. Raises RewardFailed."""
+        sign = 1.0 if self.traits.higher_is_better else -1.0
+        return [None if score is None else sign * score for score in self.score_unsigned(batch)]
+
+    def score_unsigned(self, batch: RewardBatch) -> list[float | None]:
+        """Scores as the reward gives them."""
+        self._check_media(batch)
+        size = self.config.batch_size or self.traits.batch_size or len(batch.prompts)
+        return [score for part in _split(batch, size) for score in self._cached(part)]
+
+    def score_fresh(self, batch: RewardBatch) -> list[float | None]:
+        """One call, whatever was scored before; raises what the reward raises."""
+        self._check_media(batch)
+        return self._attempt(batch)
+
+    def _attempt(self, batch: RewardBatch) -> list[float | None]:
+        """One call, checked and counted."""
+        began = time.perf_counter()
+        self._count(calls=1)
+        scores: list[float | None] = []
+        try:
+            scores = _with_timeout(lambda: self._call(batch), self.config.timeout)
+        finally:
+            seconds = time.perf_counter() - began
+            self._count(images=len(scores), failures=int(not scores), seconds=seconds)
+        return scores
+
+    def _call(self, batch: RewardBatch) -> list[float | None]:
+        with self._autocast():
+            return checked(self.reward.score(batch), batch, self.traits.range)
+
+    def _cached(self, batch: RewardBatch) -> Scores:
+        if self._cache is None:
+            return self._attempts(batch)
+        key = content_key(batch)
+        scores = self._cache.get(key)
+        if scores is None:
+            scores = self._attempts(batch)
+            self._cache.put(key, scores)
+        else:
+            self._count(cached=1)
+        return scores
+
+    def _attempts(self, batch: RewardBatch) -> Scores:
+        failures: list[BaseException] = []
+        for number in range(self.retries + 1):
+            if number:
+                time.sleep(min(self.config.backoff * 2 ** (number - 1), LONGEST_PAUSE))
+                self._count(retries=1)
+            try:
+                return self._attempt(batch)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a reward that calls sys.exit, or panics in Rust, has failed like others
+                failures.append(error)
+        raise RewardFailed(self._explained(failures, batch)) from failures[-1]
+
+    def _explained(self, failures: Sequence[BaseException], batch: RewardBatch) -> str:
+        row = getattr(failures[-1], "row", 0)
+        known = isinstance(row, int) and 0 <= row < len(batch.prompts)  # somebody's exception may have another `row`
+        prompt = batch.prompts[row if known else 0]
+        attempts = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
+        reasons = [f"{type(error).__name__}: {error}" for error in failures]
+        different = [
+            f"{reason} ({reasons.count(reason)} times)" if 1 < reasons.count(reason) < len(reasons) else reason
+            for reason in dict.fromkeys(reasons)
+        ]
+        return (
+            f"reward {self.name!r} failed after {attempts} on an image of prompt {prompt.index} "
+            f"({prompt.text!r}): {'; '.join(different)}"
+        )
+
+    def _check_media(self, batch: RewardBatch) -> None:
+        self.check_media("video" if batch.images.ndim == 5 else "image")
+
+    def check_media(self, media: Media) -> None:
+        """Whether it scores what the model makes."""
+        if media != self.traits.media:
+            fix = "wrap it in `type: frames`" if media == "video" else "use it with a model that makes videos"
+            raise InputError(f"rewards ({self.name}): scores {self.traits.media}s, but was given {media}s; {fix}")
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        precision = self.config.precision or self.traits.precision
+        if precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, precision))
+
+    def _count(self, **more: float) -> None:
+        with self._lock:  # several threads may call one reward
+            for name, value in more.items():
+                setattr(self._counts, name, getattr(self._counts, name) + value)
+
+
+def _split(batch: RewardBatch, size: int) -> Iterator[RewardBatch]:
+    for start in range(0, len(batch.prompts), size):
+        rows = slice(start, start + size)
+        yield RewardBatch(batch.images[rows], batch.prompts[rows])
+
+
+class BadScore(ValueError):
+    """What a reward returned is not one usable score for each image."""
+
+    def __init__(self, message: str, row: int = 0) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) -> list[float | None]:
+    """The scores, if there is one finite number in the reward's range, or None, for each image."""
+    numbers = [None if score is None else float(score) for score in scores]
+    if len(numbers) != len(batch.prompts):
+        raise BadScore(f"returned {len(numbers)} scores for {len(batch.prompts)} images")
+    low, high = allowed
+    for row, number in enumerate(numbers):
+        if number is None:
+            continue
+        if not math.isfinite(number):
+            raise BadScore(f"returned {number} for image {row} of its batch", row)
+        if not low <= number <= high:
+            raise BadScore(f"returned {number} for image {row} of its batch, outside its range [{low}, {high}]", row)
+    return numbers
+
+
+def _with_timeout(call: Callable[[], T], seconds: float | None) -> T:
+    """Run in a thread of its own where a timeout is set; a call that hangs is left behind, not waited for."""
+    if seconds is None:
+        return call()
+    outcome: list[tuple[T | None, BaseException | None]] = []
+
+    def target() -> None:
+        try:
+            with giving_up_after(seconds):
+                outcome.append((call(), None))
+        except BaseException as error:  # handed to the caller's thread below
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise TimeoutError(f"no answer within {seconds:g} seconds")
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]

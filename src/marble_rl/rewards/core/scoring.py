@@ -1,0 +1,113 @@
+"""Stage 3: score images with every reward that applies to them.
+
+Images go to a reward in batches of a fixed number of neighbouring rows (whole groups in training), so that a score
+does not depend on how the rest of the work was divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from marble_rl.errors import InputError
+from marble_rl.rewards.core.background import BackgroundScoring
+from marble_rl.rewards.core.base import Reward
+from marble_rl.rewards.core.calls import CalledReward, Counts
+from marble_rl.rewards.core.settings import RewardConfig
+from marble_rl.types import Media, Prompt, RewardTable
+
+
+class Scorer:
+    """The rewards of a run, ready to score. Their models are loaded once, for training and evaluation."""
+
+    def __init__(self, configs: Sequence[RewardConfig], rewards: Mapping[str, Reward]) -> None:
+        self._rewards = {config.name: CalledReward(config, rewards[config.name]) for config in configs}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All rewards; after `load`, those that could be loaded."""
+        return tuple(self._rewards)
+
+    def __getitem__(self, name: str) -> CalledReward:
+        return self._rewards[name]
+
+    def load(self, device: torch.device) -> list[str]:
+        """Load every reward's weights. Optional rewards that cannot be loaded are left out, and remarked on."""
+        remarks = []
+        for name, reward in list(self._rewards.items()):
+            try:
+                reward.load(device)
+            except Exception as error:
+                message = f"{name!r} cannot be loaded: {type(error).__name__}: {error}"
+                if not reward.config.optional:
+                    raise InputError(f"rewards: {message}") from error
+                del self._rewards[name]
+                remarks.append(f"left out: optional reward {message}")
+        return remarks
+
+    def check_applicability(self, names: Sequence[str], prompts: Sequence[Prompt]) -> None:
+        """Each of these rewards must have a prompt to learn from."""
+        for name in names:
+            if not any(self._rewards[name].applies_to(prompt) for prompt in prompts):
+                raise InputError(
+                    f"rewards: {name!r} applies to no training prompt, so it could never be learnt; "
+                    "add prompts that it applies to, name it in a source's `rewards`, or remove it"
+                )
+
+    def score(self, names: Sequence[str], images: Tensor, prompts: Sequence[Prompt], batch_size: int) -> RewardTable:
+        """Scores of images [N, H, W, 3] uint8 by the rewards named, ``batch_size`` neighbouring rows at a time."""
+        with self.in_background(names, prompts) as scoring:
+            for batch in images.split(batch_size):
+                scoring.add(batch)
+            return scoring.finish()
+
+    @contextmanager
+    def in_background(
+        self, names: Sequence[str], prompts: Sequence[Prompt], off: Collection[str] = ()
+    ) -> Iterator[BackgroundScoring]:
+        """Score batch after batch of the prompts' images while the caller goes on. Rewards that are ``off`` have their
+        columns in the table, but apply to nothing."""
+        rewards = [self._rewards[name] for name in names]
+        cells = [r.name not in off and r.applies_to(prompt) for prompt in prompts for r in rewards]
+        applicable = torch.tensor(cells, dtype=torch.bool).reshape(len(prompts), len(rewards))
+        scoring = BackgroundScoring(rewards, prompts, applicable)
+        try:
+            yield scoring
+        finally:
+            scoring.close()
+
+    def clipped(self, table: RewardTable) -> RewardTable:
+        """The scores within the bounds that the config sets to what training may tell apart."""
+        values = table.values.clone()
+        for column, name in enumerate(table.names):
+            reward = self._rewards[name]
+            if reward.config.clip is not None:
+                low, high = reward.config.clip
+                if not reward.traits.higher_is_better:  # the table holds minus the reward's own units
+                    low, high = (None if high is None else -high), (None if low is None else -low)
+                values[:, column].clamp_(low, high)
+        # Cells that no reward applies to stay 0, as everywhere.
+        return replace(table, values=torch.where(table.applicable, values, table.values))
+
+    def check_media(self, media: Media) -> None:
+        """Whether every reward scores what the model makes."""
+        for reward in self._rewards.values():
+            reward.check_media(media)
+
+    def check_devices(self) -> None:
+        """Whether the devices that the config asks for are there."""
+        for reward in self._rewards.values():
+            reward.check_device()
+
+    @property
+    def seconds(self) -> float:
+        """Spent in rewards so far, all of them together."""
+        return sum(reward.counts.seconds for reward in self._rewards.values())
+
+    def counts(self) -> dict[str, Counts]:
+        """What each reward did so far."""
+        return {name: reward.counts for name, reward in self._rewards.items()}

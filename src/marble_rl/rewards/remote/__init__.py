@@ -1,0 +1,1 @@
+"""Rewards on other machines."""

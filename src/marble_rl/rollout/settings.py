@@ -1,0 +1,61 @@
+"""Settings of sampling and of the sampling policy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from marble_rl.section import Fraction, Section
+
+
+class OldPolicyConfig(Section):
+    """After each rollout: old <- d old + (1 - d) current, d = min(uprate * max(step - flat, 0), uphold)."""
+
+    flat: Annotated[int, Field(ge=0)] = 0
+    """Steps during which the old policy is the current one."""
+    uprate: NonNegativeFloat = 0.001
+    """Growth of d per step after that."""
+    uphold: Fraction = 0.5
+    """Upper bound of d."""
+
+
+OLD_POLICY_PRESETS = {
+    "on_policy": OldPolicyConfig(flat=0, uprate=0.0, uphold=0.0),
+    "default": OldPolicyConfig(flat=0, uprate=0.001, uphold=0.5),
+    "slow": OldPolicyConfig(flat=75, uprate=0.0075, uphold=0.999),
+}
+
+
+class RolloutConfig(Section):
+    """Sampling from the old policy. There is no classifier-free guidance: NFT trains the model to do without it."""
+
+    groups: PositiveInt = 48
+    """Prompts in a rollout."""
+    group_size: Annotated[int, Field(ge=2)] = 24
+    """Images per prompt; advantages compare an image with the others of its group, so at least 2."""
+    steps: PositiveInt = 25
+    """Sampling steps."""
+    solver: Literal["euler", "dpm2"] = "dpm2"
+    """ODE solver: `euler`, or `dpm2` (second-order multistep DPM-Solver++)."""
+    height: PositiveInt | None = None
+    """Image height in pixels; null takes the model's own."""
+    width: PositiveInt | None = None
+    """Image width in pixels; null takes the model's own."""
+    frames: PositiveInt | None = None
+    """Frames of a video, for Wan 1 more than a multiple of 4; null takes the model's own. Image models refuse it."""
+    batch_size: PositiveInt | None = None
+    """Images sampled at a time; must divide group_size. null samples a whole group at once."""
+    updates: PositiveInt = 1
+    """Optimizer updates per rollout; must divide groups."""
+    old_policy: Literal["on_policy", "default", "slow"] | OldPolicyConfig = "default"
+    """How the sampling policy follows the trained one: `on_policy` (0, 0, 0), `default` (0, 0.001, 0.5),
+    `slow` (75, 0.0075, 0.999), or a mapping with flat, uprate and uphold."""
+
+    @property
+    def old_policy_decay(self) -> OldPolicyConfig:
+        return OLD_POLICY_PRESETS[self.old_policy] if isinstance(self.old_policy, str) else self.old_policy
+
+    @property
+    def images_at_once(self) -> int:
+        return self.batch_size or self.group_size

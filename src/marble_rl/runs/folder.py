@@ -1,0 +1,213 @@
+"""A run's folder: who may write to it, and whether a run may go on in it.
+
+config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  diagnosis/  trackers.json
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from marble_rl import __version__
+from marble_rl.runs.checkpoint import checkpoint_steps, version_of
+from marble_rl.config import RunConfig, dump_config, load_config
+from marble_rl.config.effect import WITHOUT_EFFECT, matches
+from marble_rl.distributed.world import World
+from marble_rl.errors import InputError
+from marble_rl.storage import storage_errors, write_bytes
+
+IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
+"""Sections that say what a run is about: another value is another run."""
+FREE = ("evaluation", "logging")
+"""Sections that do not touch the weights."""
+FREE_KEYS = ("trainer.steps", "prompts.heldout*", *WITHOUT_EFFECT)
+"""Keys that may change without making it another run."""
+CHANGEABLE_KEYS = (
+    "rewards.*.clip*",
+    "rewards.*.schedule*",
+    "rewards.*.batch_size",
+    "rewards.*.precision",
+    "model.dtype",
+    "model.vae_dtype",
+    "model.attention",
+    "model.quantize",
+    "model.gradient_checkpointing",
+    "model.decoding",
+)
+"""Keys of what a run is about that may change while it goes on, such as a reward that is to be exploited no longer, or
+what helps a run that ran out of memory."""
+LOCK = ".lock"
+"""Locked while a process trains in the folder; holds the name of its machine."""
+
+
+class RunFolder:
+    """Paths of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples"
+        self.checkpoints = path / "checkpoints"
+        self.lora = path / "lora"
+        self.evaluation = path / "evaluation"
+        self.diagnosis = path / "diagnosis"
+
+    @property
+    def exists(self) -> bool:
+        return self.config.is_file()
+
+    def load_config(self, overrides: Sequence[str] = ()) -> RunConfig:
+        """The config of an existing run, of this version or of one whose config means something to this one."""
+        if not self.exists:
+            raise InputError(
+                f"{self.path} is not a run folder: it has no config.json. Give the --out of a training run"
+            )
+        if not self.checkpoints.exists() and RunFolder(self.path / "run").exists:
+            raise InputError(f"{self.path} is the folder of a job; its run is {self.path / 'run'}: give that")
+        try:
+            load_config(self.config)
+        except InputError as error:
+            version = version_of(self.checkpoints)
+            maker = (
+                "the run does not say which version made it" if version is None else f"marble {version} made the run"
+            )
+            raise InputError(
+                f"{self.path}: its config is not one that this version of marble ({__version__}) reads; {maker}. Use "
+                f"the version that made it, or mend the key in config.json. {error}"
+            ) from None
+        return load_config(self.config, overrides)
+
+    def check_start(self, config: RunConfig, resume: bool) -> list[str]:
+        """Whether this config may start, or go on, here. Returns remarks on what changed since the run began."""
+        if not self.exists:
+            # Hidden files alone are what a start leaves that was killed before it wrote its config.
+            if self.path.is_dir() and any(not entry.name.startswith(".") for entry in self.path.iterdir()):
+                raise InputError(f"--out: {self.path} is not empty and not a run; give another folder")
+            return [f"no run in {self.path} yet: starting one"] if resume else []
+        if not resume:
+            raise InputError(
+                f"--out: {self.path} already holds a run; continue it with --resume, or give another folder"
+            )
+        changes = _changes(_tree(self.load_config()), _tree(config))
+        for key, before, after in changes:
+            if key.split(".")[0] in IDENTITY and not _is_free(key) and not matches(key, CHANGEABLE_KEYS):
+                raise InputError(
+                    f"--resume: {key} was {before!r} in {self.path}, now {after!r}; that is another run. "
+                    "Restore the value, or give another --out"
+                )
+        scheduled = config.optimizer.schedule != "constant"  # the learning rate then goes by the last step
+        return [
+            f"{key} was {before!r}, now {after!r}: from here on this is not the run that was begun"
+            for key, before, after in changes
+            if not _is_free(key) or (key == "trainer.steps" and scheduled)
+        ]
+
+    @contextmanager
+    def opened(self, config: RunConfig, world: World) -> Iterator[None]:
+        """Create the folder, keep other runs out of it, and save the resolved config; the first process does it for
+        all of its run.
+
+        Bad input that only shows once the model is loaded leaves no trace of a run that never began, and whatever else
+        was there; of one that never went on, the config that it had.
+        """
+        before = set(self.path.iterdir()) if self.path.is_dir() else None
+        config_before = self.config.read_bytes() if self.exists else None
+        steps_before = checkpoint_steps(self.checkpoints)
+        with ExitStack() as held:
+            with world.agreed():
+                if world.first:
+                    held.enter_context(self._locked())
+                    with storage_errors(f"run folder {self.path}"):
+                        write_bytes(self.config, dump_config(config).encode())
+            try:
+                yield
+            except InputError:
+                if world.first and checkpoint_steps(self.checkpoints) == steps_before:
+                    if config_before is None:
+                        self._remove_but(before)
+                    else:
+                        with storage_errors(f"run folder {self.path}"):
+                            write_bytes(self.config, config_before)
+                raise
+
+    def _remove_but(self, before: set[Path] | None) -> None:
+        """All that was not there ``before``; None: nor was the folder."""
+        if before is None:
+            shutil.rmtree(self.path)
+            return
+        for entry in set(self.path.iterdir()) - before:
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def _locked(self) -> IO[str]:
+        """A file that is locked for as long as it is open."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / LOCK, "a+")  # noqa: SIM115  held until the run ends
+        except OSError as error:
+            raise InputError(f"--out: cannot write to {self.path}: {error.strerror}; give another folder") from error
+        if not _lock(lock):
+            lock.close()
+            raise InputError(f"--out: another process is training in {self.path}; wait for it or stop it")
+        with storage_errors(f"run folder {self.path}"):
+            lock.truncate(0)
+            lock.write(socket.gethostname())
+            lock.flush()
+        return lock
+
+    def in_use(self) -> bool | None:
+        """Whether a process trains in it; None where that cannot be told: an older run, or one of another machine."""
+        try:
+            with open(self.path / LOCK) as lock:
+                if lock.read() != socket.gethostname():
+                    return None
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return None
+        return False
+
+
+def _lock(file: IO[str]) -> bool:
+    """Tried for a moment: `in_use` holds it for an instant."""
+    for pause in (0.05, 0.05, 0.0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(pause)
+        else:
+            return True
+    return False
+
+
+def _is_free(key: str) -> bool:
+    """Whether a key may change without making it another run."""
+    return key.split(".")[0] in FREE or matches(key, FREE_KEYS)
+
+
+def _tree(config: RunConfig) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads(dump_config(config))
+    return tree
+
+
+def _changes(before: Any, after: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+    """(key, before, after) of every leaf that differs."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = [*before, *(name for name in after if name not in before)]
+        pairs = [(f"{key}.{name}".lstrip("."), before.get(name), after.get(name)) for name in names]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = [(f"{key}.{i}", b, a) for i, (b, a) in enumerate(zip(before, after, strict=True))]
+    else:
+        return [] if before == after else [(key, before, after)]
+    return [change for name, b, a in pairs for change in _changes(b, a, name)]

@@ -1,0 +1,132 @@
+"""What a run tells while it goes on: metrics.jsonl for programs, a progress display for people."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from marble_rl.types import Metrics
+from marble_rl.storage import storage_errors, write_bytes
+
+UNKNOWN = 1 << 62
+
+
+class MetricsFile:
+    """metrics.jsonl: one object an optimizer step."""
+
+    def __init__(self, path: Path, first_step: int) -> None:
+        """Continue the file at ``first_step``: what a killed run logged beyond its checkpoint is dropped."""
+        self._path = path
+        self.logged = 0
+        """Steps that it told of before that."""
+        if path.exists():
+            lines = path.read_text().splitlines()
+            kept = [line for line in lines if _step_of(line) < first_step]
+            self.logged = max((step + 1 for step in map(_step_of, lines) if step != UNKNOWN), default=0)
+            with storage_errors(str(path)):
+                write_bytes(path, "".join(f"{line}\n" for line in kept).encode())
+
+    def append(self, step: int, metrics: Metrics) -> None:
+        line = json.dumps({"step": step, **{key: metrics[key] for key in sorted(metrics)}})
+        with storage_errors(str(self._path)), open(self._path, "a") as file:
+            file.write(line + "\n")
+
+
+def _step_of(line: str) -> int:
+    """The step a line reports; a line cut short by a crash counts as after everything."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return UNKNOWN
+
+
+class Display:
+    """A progress bar with stage, rewards and time left; plain lines where the output is not a terminal."""
+
+    def __init__(self, console: Console, total: int, done: int, rewards: Sequence[str], print_every: int) -> None:
+        self.console = console
+        self._rewards = rewards
+        self._print_every = print_every
+        self._total = total
+        self._began = time.perf_counter()
+        self._began_at = done
+        self._stage_seconds: Metrics = {}
+        self.current_stage = "loading"
+        self._progress = Progress(
+            TextColumn("[bold]{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            TextColumn("{task.fields[detail]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID = self._progress.add_task("starting", total=total, completed=done, detail="")
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Show and time one stage of the step."""
+        self.current_stage = name
+        self._progress.update(self._task, description=name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_time(name, time.perf_counter() - start)
+
+    def add_time(self, name: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        key = f"time/{name}"
+        self._stage_seconds[key] = self._stage_seconds.get(key, 0.0) + seconds
+
+    def within(self, step: int, fraction: float) -> None:
+        """Move the bar inside a step."""
+        self._progress.update(self._task, completed=step + 0.98 * fraction)
+
+    def take_times(self) -> Metrics:
+        """Seconds spent in each stage since the last call."""
+        times, self._stage_seconds = self._stage_seconds, {}
+        return times
+
+    def step_done(self, done: int, metrics: Metrics) -> None:
+        figures = [f"{name} {metrics[f'reward/{name}']:.3f}" for name in self._rewards if f"reward/{name}" in metrics]
+        self._progress.update(self._task, completed=done, detail=escape("  ".join(figures)))
+        if not self.console.is_terminal and (done % self._print_every == 0 or done == self._total):
+            pace = (time.perf_counter() - self._began) / (done - self._began_at)
+            left = _duration(pace * (self._total - done))
+            self.console.print(
+                f"step {done}/{self._total}  {'  '.join(figures)}  ({left} left)", markup=False, soft_wrap=True
+            )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

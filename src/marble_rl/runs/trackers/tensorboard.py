@@ -1,0 +1,51 @@
+"""TensorBoard: event files in the run folder, shown by `tensorboard --logdir runs`."""
+
+from __future__ import annotations
+
+from itertools import chain, count
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch.utils.tensorboard import SummaryWriter
+
+from marble_rl.config.loading import to_yaml
+from marble_rl.config.trackers import TensorboardTracker
+from marble_rl.types import Metrics
+from marble_rl.runs.trackers.base import GRID, TrackedRun
+
+
+class EventFiles:
+    """A further event file for each part of a run; all of them together are the run."""
+
+    def __init__(self, settings: TensorboardTracker, run: TrackedRun) -> None:
+        folder = _folder(settings, run)
+        self.identity = str(folder)
+        # Readers drop what an earlier part logged from purge_step on: those steps are taken again.
+        self._writer = SummaryWriter(str(folder), purge_step=run.first_step)
+        self._writer.add_text("config", f"```yaml\n{to_yaml(run.config)}```", run.first_step)
+
+    def log(self, step: int, metrics: Metrics, grid: Path | None) -> None:
+        for key, value in sorted(metrics.items()):
+            self._writer.add_scalar(key, value, step)
+        if grid is not None:
+            with Image.open(grid) as picture:
+                self._writer.add_image(GRID, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+        self._writer.flush()
+
+    def finish(self, exit_code: int) -> None:
+        self._writer.close()
+
+
+def _folder(settings: TensorboardTracker, run: TrackedRun) -> Path:
+    """In a folder for all runs, one of its own: what another run of that name logged would be dropped by readers."""
+    if settings.dir is None:
+        return run.folder / "tensorboard"  # wherever the run is by now
+    if run.identity is not None and Path(run.identity).parent == settings.dir:
+        return Path(run.identity)
+    names = chain([run.name], (f"{run.name}-{i}" for i in count(2)))
+    return next(folder for folder in map(settings.dir.joinpath, names) if not any(folder.glob("events.*")))
+
+
+def start(settings: TensorboardTracker, run: TrackedRun) -> EventFiles:
+    return EventFiles(settings, run)

@@ -1,0 +1,48 @@
+"""Trackio: a database on this machine, shown by `trackio show`, or a Hugging Face Space."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import trackio
+
+from marble_rl.config import dump_config
+from marble_rl.config.trackers import TrackioTracker
+from marble_rl.types import Metrics
+from marble_rl.runs.trackers.base import GRID, TrackedRun
+
+
+class TrackioRun:
+    """It knows runs by project and name alone; after --resume the newest of that name goes on."""
+
+    def __init__(self, settings: TrackioTracker, run: TrackedRun) -> None:
+        name = settings.name or run.name
+        self.identity = "/".join([settings.space_id or "local", settings.project, name])
+        with redirect_stdout(sys.stderr):  # it prints where the command's results go
+            self._run = trackio.init(
+                project=settings.project,
+                name=name,
+                space_id=settings.space_id,
+                config=json.loads(dump_config(run.config)),
+                resume="allow" if run.identity == self.identity else "never",
+            )
+        self._kept = self._run._next_step  # no public name: the first step that it does not have yet
+
+    def log(self, step: int, metrics: Metrics, grid: Path | None) -> None:
+        # It would store a step a second time. Those that it has from before a crash are the same ones.
+        if step >= self._kept:
+            pictures = {} if grid is None else {GRID: trackio.Image(str(grid), caption=f"step {step}")}
+            logged: dict[str, Any] = {**metrics, **pictures}
+            self._run.log(logged, step=step)
+
+    def finish(self, exit_code: int) -> None:
+        with redirect_stdout(sys.stderr):
+            trackio.finish()
+
+
+def start(settings: TrackioTracker, run: TrackedRun) -> TrackioRun:
+    return TrackioRun(settings, run)

@@ -1,0 +1,51 @@
+"""Weights & Biases: figures and pictures on its server, or in the run folder until `wandb sync` sends them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from marble_rl.config import dump_config
+from marble_rl.config.trackers import WandbTracker
+from marble_rl.types import Metrics
+from marble_rl.runs.trackers.base import GRID, TrackedRun
+
+
+class WandbRun:
+    """One run of theirs for one run folder: its id is kept there, and given again after --resume."""
+
+    def __init__(self, settings: WandbTracker, run: TrackedRun) -> None:
+        self._run = wandb.init(
+            project=settings.project,
+            entity=settings.entity,
+            name=settings.name or run.name,
+            group=settings.group,
+            tags=settings.tags,
+            mode=settings.mode,
+            config=json.loads(dump_config(run.config)),
+            dir=str(run.folder),
+            id=run.identity,
+            resume=None if run.identity is None else "allow",
+            settings=wandb.Settings(console="off"),  # which would catch the progress bar
+        )
+        self.identity: str = self._run.id
+        # Its history only grows: steps that it has from before a crash it keeps, and they are the same ones. The server
+        # says which; an offline run begins a new file, and has those that were logged.
+        offline_has = run.logged if self._run.offline and run.identity is not None else 0
+        self._kept = max(self._run.starting_step, offline_has)
+
+    def log(self, step: int, metrics: Metrics, grid: Path | None) -> None:
+        if step >= self._kept:
+            pictures = {} if grid is None else {GRID: wandb.Image(str(grid), caption=f"step {step}")}
+            logged: dict[str, Any] = {**metrics, **pictures}
+            self._run.log(logged, step=step, commit=True)
+
+    def finish(self, exit_code: int) -> None:
+        self._run.finish(exit_code=exit_code)
+
+
+def start(settings: WandbTracker, run: TrackedRun) -> WandbRun:
+    return WandbRun(settings, run)

@@ -1,0 +1,18 @@
+"""What every section of the config has in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Weights = dict[str, NonNegativeFloat]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused, and so are numbers that JSON does not have, in which a run keeps its config; the
+    docstring under a field is its description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)

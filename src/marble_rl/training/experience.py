@@ -1,0 +1,142 @@
+"""Stages 1 to 4 for one rollout: what was drawn, what each reward thinks of it, and each sample's advantages.
+
+Every process of a run draws the same groups, samples and scores its share of them, and gets the scores of all:
+advantages may need the whole rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marble_rl.advantages import Scored, group_advantages
+from marble_rl.config import RunConfig
+from marble_rl.distributed.world import World
+from marble_rl.errors import RunStopped
+from marble_rl.models.base import DiffusionModel, PromptCache
+from marble_rl.models.lora import LoraPolicy
+from marble_rl.rollout.rollout import roll_out
+from marble_rl.runs.inputs import RunInputs
+from marble_rl.runs.log import Display
+from marble_rl.training.metrics import reward_metrics
+from marble_rl.types import Group, Metrics, RewardTable, Rollout
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A scored rollout; serves all optimizer updates made from it. N counts the samples of all processes."""
+
+    rollout: Rollout
+    """This process's share."""
+    scored: Scored
+    table: RewardTable
+    """Scores as the rewards gave them; ``scored`` holds them within the bounds that training tells apart"""
+    clamped: Tensor
+    """[N] advantages of each sample that the clamp changed"""
+    watched: Metrics
+    """Mean of each watched reward"""
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Mean of each trained or watched reward over the rollout, by its name."""
+        figures = {**reward_metrics(self.table), **self.watched}
+        return {key.partition("/")[2]: mean for key, mean in figures.items()}
+
+
+class ExperienceSource:
+    """Gathers experience with the old policy."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        inputs: RunInputs,
+        model: DiffusionModel,
+        policy: LoraPolicy,
+        prompts: PromptCache,
+        world: World,
+    ) -> None:
+        self._config = config
+        self._inputs = inputs
+        self._model = model
+        self._policy = policy
+        self._prompts = prompts
+        self._world = world
+        self._trained = config.trained_rewards
+        self._watched = [name for name in config.watched_rewards if name in inputs.scorer.names]
+
+    def gather(self, index: int, step: int, display: Display) -> Experience:
+        """Rollout number ``index``, sampled and scored for the updates from ``step`` on."""
+        c = self._config
+        drawn = self._inputs.train.draw(c.trainer.seed, index, c.rollout.groups, c.rollout.updates)
+        rollout, own = self._sample_and_score(index, step, drawn, display)
+        everything = gather_table(self._world, own, drawn, c.rollout.group_size)
+        scores = everything.columns(self._trained)
+        table = self._inputs.scorer.clipped(scores)
+        group_ids = torch.tensor([group.prompt.index for group in drawn]).repeat_interleave(c.rollout.group_size)
+        raw = group_advantages(table.values, group_ids, table.applicable, c.advantages.std)
+        clip = c.loss.adv_clip
+        scored = Scored(table, group_ids, raw.clamp(-clip, clip), c.advantages.std, clip)
+        watched = reward_metrics(everything.columns(self._watched), "watch")
+        return Experience(rollout, scored, scores, (raw.abs() > clip).sum(dim=1), watched)
+
+    def _sample_and_score(
+        self, index: int, step: int, drawn: tuple[Group, ...], display: Display
+    ) -> tuple[Rollout, RewardTable]:
+        """Images of this process's groups, scored while the next ones are sampled."""
+        c, scorer = self._config, self._inputs.scorer
+        groups = share_of_groups(self._world, drawn)
+        prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
+        off = c.rewards_off(step - step % c.rollout.updates)
+        seconds_before = scorer.seconds
+        with scorer.in_background([*self._trained, *self._watched], prompts, off) as scoring:
+            done = 0
+
+            def on_group(images: Tensor) -> None:
+                nonlocal done
+                done += 1
+                # In lockstep a reward's failure waits for `finish`: nobody may leave the rollout alone.
+                with suppress(RunStopped) if self._world.lockstep else nullcontext():
+                    scoring.add(images)
+                display.within(step, 0.5 * done / len(groups))
+
+            with display.stage("rollout"):
+                rollout = roll_out(
+                    self._model,
+                    self._policy,
+                    self._prompts,
+                    groups,
+                    c.rollout,
+                    seed=c.trainer.seed,
+                    index=index,
+                    drawn=drawn,
+                    lockstep=self._world.lockstep,
+                    on_group=on_group,
+                )
+            with display.stage("rewards"):
+                table = scoring.finish()
+        display.add_time("scoring", scorer.seconds - seconds_before)
+        return rollout, table
+
+
+def share_of_groups(world: World, groups: Sequence[Group], rank: int | None = None) -> tuple[Group, ...]:
+    """The groups of a rollout that fall to a process, by default this one: its share of every update's."""
+    own: list[Group] = []
+    for update in sorted({group.update for group in groups}):
+        together = [group for group in groups if group.update == update]
+        own += [together[i] for i in world.share(len(together), rank)]
+    return tuple(own)
+
+
+def gather_table(world: World, own: RewardTable, groups: Sequence[Group], group_size: int) -> RewardTable:
+    """From the scores of each process's share of the groups, those of all, in slot order."""
+    values = torch.zeros(len(groups) * group_size, len(own.names), dtype=own.values.dtype)
+    applicable = torch.zeros(values.shape, dtype=torch.bool)
+    for rank, part in enumerate(world.gather(own)):
+        slots = torch.tensor([group.slot for group in share_of_groups(world, groups, rank)])
+        rows = (slots[:, None] * group_size + torch.arange(group_size)).flatten()
+        values[rows], applicable[rows] = part.values, part.applicable
+    return RewardTable(own.names, values, applicable)

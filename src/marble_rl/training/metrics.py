@@ -1,0 +1,81 @@
+"""The figures of one optimizer step, under the keys that docs/metrics.md explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from marble_rl.balancing.harmonizer import Coefficients
+from marble_rl.gradients.accumulate import RewardGradients
+from marble_rl.training.harmony import Harmony, SignalTracker, heldout_harmony, in_batch_harmony
+from marble_rl.types import Metrics, RewardTable
+
+
+def reward_metrics(table: RewardTable, prefix: str = "reward") -> Metrics:
+    """Mean of each reward over the samples that it applies to."""
+    means = {f"{prefix}/{name}": table.mean(name) for name in table.names}
+    return {key: mean for key, mean in means.items() if mean is not None}
+
+
+def clip_metrics(scores: RewardTable, clipped: RewardTable) -> Metrics:
+    """Share of the scores beyond their bounds, for each reward that has any there."""
+    beyond = (scores.values != clipped.values).sum(0) / scores.applicable.sum(0).clamp_min(1)
+    pairs = zip(scores.names, beyond.tolist(), strict=True)
+    return {f"guard/clipped/{name}": share for name, share in pairs if share > 0}
+
+
+def by_name(prefix: str, names: Sequence[str], values: Tensor) -> Metrics:
+    """{prefix/name: value}, leaving out what is not defined (NaN)."""
+    pairs = zip(names, values.tolist(), strict=True)
+    return {f"{prefix}/{name}": float(value) for name, value in pairs if value == value}
+
+
+def refresh_metrics(
+    names: Sequence[str],
+    gradients: RewardGradients,
+    found: Coefficients,
+    signal: SignalTracker,
+    rule: Callable[[Tensor], Tensor],
+) -> Metrics:
+    """What a refresh shows. Column K of the gradients is the weighted-sum probe. ``rule`` gives our weights [K] for
+    the Gram matrix [K, K] of half the batch.
+
+    Directions are made from the products in the optimizer's metric where there are any, and measured in the plain ones
+    and in those."""
+    k = len(names)
+    gram = gradients.gram.cpu()
+    metrics = {
+        **by_name("alpha", names, found.alpha),
+        **by_name("grad_norm", names, gradients.norms[:k]),
+        **{f"guard/no_signal/{name}": float(not on) for name, on in zip(names, found.active.tolist(), strict=True)},
+        "qp/norm": found.norm,
+        "qp/kkt_residual": found.kkt_residual,
+        "qp/stationary": float(found.stationary),
+        "qp/fallback": float(found.fallback),
+    }
+    if gradients.half_gram is not None:
+        halves = gradients.half_gram[:, :, :k, :k].cpu()
+        metrics |= by_name("signal", names, signal.update(gram[:k, :k], halves))
+
+    def ours(g: Tensor) -> Tensor:
+        return torch.cat([rule(g[:k, :k]), torch.zeros(1)])
+
+    def weighted_sum(g: Tensor) -> Tensor:
+        return torch.eye(k + 1, dtype=g.dtype)[k]
+
+    made = gradients.in_metric or gradients.products
+    measured = {"": gradients.products} | ({"metric_": gradients.in_metric} if gradients.in_metric else {})
+    for prefix, weights in (("", ours), ("ws_", weighted_sum)):
+        for metric, products in measured.items():
+            found_here = in_batch_harmony(products.gram.cpu(), weights(made.gram.cpu()), k)
+            metrics |= _harmony(f"{prefix}{metric}harmony", found_here)
+            if products.half_gram is not None and made.half_gram is not None:
+                found_there = heldout_harmony(products.half_gram.cpu(), weights, k, made.half_gram.cpu())
+                metrics |= _harmony(f"{prefix}{metric}heldout", found_there)
+    return metrics
+
+
+def _harmony(prefix: str, figures: Harmony | None) -> Metrics:
+    return {} if figures is None else {f"{prefix}/{key}": value for key, value in vars(figures).items()}

@@ -1,0 +1,86 @@
+"""The frozen base model in pieces: each process keeps its share, and a layer is whole only while it is used (FSDP2).
+
+Adapters are attached afterwards, so they are not sharded: they are small, flat (models/lora.py), and their gradients
+are exchanged once a step, not once a layer.
+
+While a layer is put together all processes take part. They must therefore make the same forward and backward passes in
+the same order: `World.lockstep`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from marble_rl.config import RunConfig
+from marble_rl.distributed.world import World
+from marble_rl.errors import InputError
+from marble_rl.models import load_model
+from marble_rl.models.base import DiffusionModel
+from marble_rl.models.precision import memory_settings
+
+
+def check_sharding(config: RunConfig, world: World) -> None:
+    """Whether every process will make the same passes."""
+    if not config.trainer.shard_base:
+        return
+    if world.size == 1:
+        raise InputError("trainer.shard_base: true, but there is one process, so nothing to share; start several")
+    if config.model.quantize is not None:
+        raise InputError(
+            f"trainer.shard_base: model.quantize: {config.model.quantize} cannot be shared out; leave out one of them"
+        )
+    rollout, micro_batch = config.rollout, config.trainer.micro_batch
+    each = rollout.groups // rollout.updates
+    if each % world.size:
+        raise InputError(
+            f"trainer.shard_base: needs equal shares, but rollout.groups: {rollout.groups} in rollout.updates: "
+            f"{rollout.updates} are {each} groups an update for {world.size} processes; use a multiple of {world.size}"
+        )
+    if micro_batch == "auto":
+        raise InputError("trainer.shard_base: needs equal micro-batches; set trainer.micro_batch to a number")
+    if rollout.group_size % micro_batch:
+        raise InputError(
+            f"trainer.shard_base: needs equal micro-batches, but trainer.micro_batch: {micro_batch} does not divide "
+            f"rollout.group_size: {rollout.group_size}"
+        )
+    if config.loss.regularize_every > 1:
+        raise InputError(
+            f"trainer.shard_base: loss.regularize_every: {config.loss.regularize_every} leaves out passes, not the "
+            "same ones in every process; set it to 1"
+        )
+
+
+def load_base(config: RunConfig, device: torch.device, world: World) -> DiffusionModel:
+    """The model to train, on this process's device, whole or as its share."""
+    c, memory = config.model, memory_settings(config.model, device)
+    world.lockstep = config.trainer.shard_base
+    if not world.lockstep:
+        return load_model(c.path, device, c.text_length, c.guidance, memory)
+    model = load_model(c.path, torch.device("cpu"), c.text_length, c.guidance, memory)
+    shard_base(model, device)
+    return model
+
+
+def shard_base(model: DiffusionModel, device: torch.device) -> None:
+    """Spread the transformer of a model in the CPU's memory over all processes' devices, a block at a time: it is
+    never whole on one of them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    transformer: nn.Module = model.transformer
+    mesh: Any = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    stacks = [module for module in transformer.children() if isinstance(module, nn.ModuleList)]
+    for block in [block for stack in stacks for block in stack]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(transformer, mesh=mesh)
+    model.work_on(device)
+
+
+def kept_here(transformer: nn.Module) -> tuple[int, int]:
+    """Numbers of the base model's parameters in this process, and in all."""
+    parameters = [p for name, p in transformer.named_parameters() if "lora_" not in name]
+    own = sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in parameters)
+    return own, sum(p.numel() for p in parameters)

@@ -1,0 +1,73 @@
+"""How a run went, in two small tables: the harmony of its updates beside the weighted sum's, and the signals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from marble_rl.types import Metrics
+
+ROWS = 5
+"""Parts that a run is divided into."""
+
+
+def print_summary(console: Console, metrics_file: Path, rewards: Sequence[str]) -> None:
+    """Print what the refreshes of a run measured. Nothing is printed for a run without refreshes."""
+    lines = [json.loads(line) for line in metrics_file.read_text().splitlines()]
+    refreshes = [line for line in lines if "heldout/min_cos" in line]
+    if not refreshes:
+        return
+    parts = _parts(refreshes)
+    console.print("\n[bold]Held-out harmony[/bold]: cosines of the update with each reward's gradient on prompts")
+    console.print("that it was not made from. Conflict: how often it points against a reward.")
+    console.print(_harmony(parts))
+    if any(f"signal/{name}" in line for line in refreshes for name in rewards):
+        console.print("[bold]Signal[/bold]: how far two halves of a batch agree on a reward's gradient;")
+        console.print("around 0 it is all noise at this batch size, 1 means no noise.")
+        console.print(_signal(parts, rewards))
+
+
+def _parts(refreshes: list[Metrics]) -> list[list[Metrics]]:
+    """The refreshes in order, in at most `ROWS` parts of nearly equal size."""
+    count = min(ROWS, len(refreshes))
+    edges = [round(i * len(refreshes) / count) for i in range(count + 1)]
+    return [refreshes[low:high] for low, high in itertools.pairwise(edges)]
+
+
+def _harmony(parts: list[list[Metrics]]) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("steps")
+    kinds = {"min_cos": "worst cosine", "mean_cos": "mean cosine", "conflict": "conflict"}
+    for kind in kinds.values():
+        table.add_column(f"{kind}\nmarble", justify="right")
+        table.add_column("weighted\nsum", justify="right", style="dim")
+    everything = [line for part in parts for line in part]
+    for label, lines in [*((_steps(part), part) for part in parts), ("all", everything)]:
+        table.add_row(label, *(_mean(lines, f"{who}heldout/{kind}") for kind in kinds for who in ("", "ws_")))
+    return table
+
+
+def _signal(parts: list[list[Metrics]], rewards: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("steps")
+    for name in rewards:
+        table.add_column(name, justify="right")
+    for part in parts:
+        table.add_row(_steps(part), *(_mean(part, f"signal/{name}") for name in rewards))
+    return table
+
+
+def _steps(part: list[Metrics]) -> str:
+    first, last = int(part[0]["step"]), int(part[-1]["step"])
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _mean(part: list[Metrics], key: str) -> str:
+    values = [line[key] for line in part if key in line]
+    return f"{sum(values) / len(values):.2f}" if values else ""

@@ -1,0 +1,262 @@
+"""The training loop. It reads like the list of the stages:
+
+prompts -> rollout -> rewards -> advantages     experience.py
+gradients -> coefficients -> update             learner.py
+log, checkpoint                                 journal.py, checkpoint.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from marble_rl.config import RunConfig
+from marble_rl.distributed.interrupts import Interrupts
+from marble_rl.distributed.world import World, check_same_rewards, check_same_weights, check_world, join
+from marble_rl.errors import LostProcess, MarbleError, NonFiniteGradient, RewardExploited, RunStopped, StorageFailed
+from marble_rl.evaluation.evaluate import evaluate
+from marble_rl.memory.out_of_memory import memory_errors
+from marble_rl.models.base import DiffusionModel, PromptCache
+from marble_rl.models.lora import EMA, LoraPolicy
+from marble_rl.runs.checkpoint import load_newest, restoring, save_checkpoint
+from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.inputs import check_inputs
+from marble_rl.runs.journal import Journal, tracker_settings
+from marble_rl.runs.trackers import check_trackers
+from marble_rl.storage import storage_errors
+from marble_rl.training.batch import training_batch
+from marble_rl.training.experience import Experience, ExperienceSource
+from marble_rl.training.learner import Learner
+from marble_rl.training.metrics import clip_metrics, reward_metrics
+from marble_rl.training.sharding import check_sharding, kept_here, load_base
+from marble_rl.training.watch import Watches
+from marble_rl.types import Metrics
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run leaves behind."""
+
+    out: Path
+    steps: int
+    lora: Path
+    """Folder that plain diffusers' ``load_lora_weights`` reads: the EMA weights."""
+    metrics: Metrics
+    """Of the last step taken; empty where nothing was left to do."""
+
+
+class Trainer:
+    """Trains one run. Everything that the config can get wrong is found here, before a model is loaded."""
+
+    # Set by _load, once the config was found good.
+    _model: DiffusionModel
+    _prompt_cache: PromptCache
+    _source: ExperienceSource
+    _learner: Learner
+    _watches: Watches
+    _journal: Journal
+    _experience: Experience | None = None
+    """The rollout that is being trained on."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path | None = None,
+        *,
+        resume: bool = False,
+        console: Console | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.config = config
+        self.folder = RunFolder(out or Path("runs") / f"{config.balance.type}-seed{config.trainer.seed}")
+        self.world = world or join()
+        self.console = console or Console(stderr=True)
+        if not self.world.first:
+            self.console = Console(quiet=True)
+        with self.world.agreed():
+            self._inputs = check_inputs(config)
+            check_world(self.world, config.rollout.groups, config.rollout.updates)
+            check_sharding(config, self.world)
+            self._device = self.world.pick_device(config.model.device)
+            self._inputs.scorer.check_devices()
+            check_trackers(tracker_settings(config, self.world))
+            self._remarks = self.folder.check_start(config, resume) if self.world.first else []
+
+    @property
+    def step(self) -> int:
+        """Optimizer updates done."""
+        return self._learner.step
+
+    def train(self) -> RunResult:
+        """Run to the last step; raises RunStopped or Interrupted with everything saved."""
+        steps = self.config.trainer.steps
+        metrics: Metrics = {}
+        interrupts = Interrupts(self._say, agree=self.world.largest, launched=self.world.size > 1)
+        with self.folder.opened(self.config, self.world), interrupts:
+            with self.world.agreed(), self._memory_errors(lambda: "loading"):
+                self._load()
+            if interrupts.pending():
+                interrupts.stop("stopped before the first step; continue with --resume")
+            with self._journal:
+                while self.step < steps:
+                    try:
+                        with self.world.agreed(), self._memory_errors(lambda: self._journal.display.current_stage):
+                            metrics = self._take_step()
+                        finished, stopping = self.step == steps, interrupts.pending()
+                        if finished or stopping or self.step % self.config.trainer.save_every == 0:
+                            self._save()
+                    except RunStopped as stop:
+                        self._save_before_stopping(stop)
+                        raise
+                    if stopping and not finished:
+                        interrupts.stop(f"stopped after step {self.step}; continue with --resume")
+            with self.world.agreed():
+                self._write_lora()
+        return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
+
+    def _take_step(self) -> Metrics:
+        """One optimizer update; where one is skipped, the next rollout's."""
+        while True:
+            try:
+                with self._learner.undone_unless_applied():
+                    return self._try_step()
+            except NonFiniteGradient as bad:
+                self._learner.skips.skip(bad)
+                self._say(f"skipped: {bad}")
+            # Outside of the handler: the error's traceback held on to the rollout and its gradients.
+            self._experience = None
+
+    def _try_step(self) -> Metrics:
+        """One optimizer update; raises NonFiniteGradient where it can be skipped."""
+        step, c, learner, display = self.step, self.config, self._learner, self._journal.display
+        index, update = divmod(step, c.rollout.updates)
+        if self._experience is None:
+            self._experience = self._source.gather(index + learner.skips.total, step, display)
+            self._journal.show(self._experience.rollout, step)
+        experience, rollout = self._experience, self._experience.rollout
+
+        batch = training_batch(rollout, update, c.loss, seed=c.trainer.seed, step=step)
+        proposal = learner.propose(batch, experience.scored, rollout.table_rows(update), display)
+
+        rows = rollout.table_rows(update, everyone=True)
+        metrics = {
+            **reward_metrics(experience.table.rows(rows)),
+            **clip_metrics(experience.table.rows(rows), experience.scored.table.rows(rows)),
+            **proposal.figures,
+            "guard/clamped": float(experience.clamped[rows].sum()),
+        }
+        used_up = update + 1 == c.rollout.updates
+        with display.stage("update"):
+            metrics |= learner.apply(proposal, last_of_rollout=used_up)
+        alarms: dict[str, str] = {}
+        if used_up:
+            self._experience = None
+            alarms = self._watches.observe(experience.means)
+            metrics |= experience.watched | self._watches.figures(alarms)
+        try:
+            with self.world.agreed(), self._memory_errors(lambda: "evaluate"):
+                metrics |= self._evaluate_if_due()
+        except MarbleError:  # known to all processes: the step is done, and logged without its evaluation
+            self._journal.log(step, metrics)
+            raise
+        self._journal.log(step, metrics)
+        self._sound(alarms)
+        return metrics
+
+    def _evaluate_if_due(self) -> Metrics:
+        every = self.config.trainer.eval_every
+        if every is None or self.step % every:
+            return {}
+        c = self.config
+        with self._journal.display.stage("evaluate"), self._learner.policy.acting_as(EMA):
+            result = evaluate(
+                self._model,
+                self._prompt_cache,
+                self._inputs.scorer,
+                self._inputs.heldout,
+                c.evaluation,
+                c.rollout,
+                world=self.world,
+            )
+        return {f"eval/{name}": mean for name, mean in result.means.items()}
+
+    def _sound(self, alarms: dict[str, str]) -> None:
+        for name, alarm in alarms.items():
+            if self.config.watched_rewards[name].action == "stop":
+                raise RewardExploited(
+                    f"after step {self.step}: {alarm}. Everything is saved: look at {self.folder.samples}, then take "
+                    "an earlier checkpoint, or go on with --resume (watch.action: warn only warns)"
+                )
+            self._say(f"warning after step {self.step}: {alarm}")
+
+    # Around the loop
+
+    def _load(self) -> None:
+        """Models, and the state of an earlier part of this run where there is one."""
+        c, scorer = self.config, self._inputs.scorer
+        for remark in (*self._remarks, *self._inputs.remarks):
+            self._say(remark)
+        # One process reads it, and sends it to the others: they cannot see different ones.
+        found = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
+        checkpoint = self.world.from_first(found)
+        if checkpoint:
+            self._say(f"continuing after step {checkpoint.step}")
+        with self.console.status("loading models"):
+            self._model = load_base(c, self._device, self.world)
+            self._model.check_trainable()
+            policy = LoraPolicy(self._model.transformer, c.lora, self._model.lora_targets, c.trainer.seed)
+            remarks = scorer.load(self._device)
+            check_same_rewards(self.world, scorer.names)
+            # Once more: a reward on another machine could not be asked before, nor a model on the hub.
+            scorer.check_media(self._model.media())
+            scorer.check_applicability(c.trained_rewards, self._inputs.train.prompts)
+        if self.world.lockstep:
+            own, whole = kept_here(self._model.transformer)
+            remarks.append(f"base model sharded: {own:,} of {whole:,} parameters in this process")
+        for remark in remarks:
+            self._say(remark)
+        self._prompt_cache = PromptCache(self._model)
+        self._source = ExperienceSource(c, self._inputs, self._model, policy, self._prompt_cache, self.world)
+        self._learner = Learner(c, self._model, policy, self.world, self.folder.path, self._say)
+        self._watches = Watches(c)
+        if checkpoint:
+            with restoring(checkpoint, self.folder.path):
+                self._learner.restore(checkpoint)
+                self._watches.load_state_dict(checkpoint.state.get("watches", {}))
+        self._journal = Journal(c, self.folder, self.world, scorer, self._device, self.console, self.step)
+
+    def _save(self) -> None:
+        """Wait for the first process, which writes for all."""
+        with self.world.agreed(), self._journal.display.stage("checkpoint"):
+            check_same_weights(self.world, self._learner.policy.flat)
+            self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        if self.world.first and self._learner.updater.intact:
+            state = self._learner.checkpoint(watches=self._watches.state_dict())
+            save_checkpoint(self.folder.checkpoints, state, self.config.trainer.keep_checkpoints)
+
+    def _save_before_stopping(self, stop: RunStopped) -> None:
+        """The weights are those after the last complete step; where the disk refuses, or an update was left half-made,
+        the last checkpoint stays."""
+        if isinstance(stop, LostProcess):
+            self._write_checkpoint()
+        elif not isinstance(stop, StorageFailed):
+            with self.world.agreed():
+                self._write_checkpoint()
+
+    def _write_lora(self) -> None:
+        if self.world.first:
+            with storage_errors(str(self.folder.lora)):
+                self._model.write_lora(self.folder.lora, EMA)
+
+    def _memory_errors(self, stage: Callable[[], str]) -> AbstractContextManager[None]:
+        """Where a process is in the middle of a pass that all make together, only its death tells the others."""
+        return nullcontext() if self.world.lockstep else memory_errors(stage)
+
+    def _say(self, message: str) -> None:
+        self.console.print(message, markup=False, soft_wrap=True)

@@ -1,0 +1,355 @@
+"""The study's rules, on results with known differences, and the page that is committed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marble_rl.compare.results import Failure, JobResult, write_result
+from marble_rl.compare.statistics import Interval
+from marble_rl.config import load_config
+from marble_rl.errors import InputError
+from tools.study.__main__ import take
+from tools.study.claims import (
+    OURS,
+    PAPER,
+    UNSCALED,
+    Claim,
+    all_of,
+    best_joint_method,
+    better,
+    follows_difficulty,
+    held_out_rewards_rise,
+    in_batch_harmony,
+    independent_harmony,
+    judge_ours,
+    judge_paper,
+    no_specialist_wins,
+    rewards_rise,
+)
+from tools.study.findings import PARTS, Study, Whole, read_whole
+from tools.study.page import gradients_page, results_page
+
+ROOT = Path(__file__).parents[2]
+REWARDS = ["geneval", "ocr", "pickscore", "clipscore", "hpsv2", "aesthetic"]
+NOISE = (0.0, 0.01, -0.01)
+"""What the seeds differ by."""
+
+
+def job(method: str, seed: int, scores: list[float], **training: float) -> JobResult:
+    means = dict(zip(REWARDS, scores, strict=True))
+    return JobResult(
+        method,
+        f"about {method}",
+        seed,
+        [],
+        {"prompts": {}, "balance": {"type": method}},
+        method,
+        {"marble": "0"},
+        means=means,
+        held_out=["aesthetic"],
+        prompts=1,
+        images_per_prompt=1,
+        per_prompt={name: [value] for name, value in means.items()},
+        train_seconds=60.0,
+        training=training,
+    )
+
+
+def study(scores: dict[str, list[float]], diagnoses: dict[str, Any] | None = None, **training: float) -> Study:
+    """Each method's scores by reward; in every seed a little more or less, of each reward in another one."""
+    jobs = [
+        job(method, seed, [value + NOISE[(seed + i) % 3] for i, value in enumerate(values)], **training)
+        for method, values in scores.items()
+        for seed in range(3)
+    ]
+    return Study(jobs, diagnoses or {})
+
+
+LOW, HIGH = [0.1] * 6, [0.5] * 6
+
+
+def test_gains_in_units_of_the_specialists() -> None:
+    scores = {"base": [0.1] * 6, "marble": [0.3, 0.2, 0.1, 0.0, 0.5, 0.2], "only-geneval": [0.5, *[0.1] * 5]}
+    found = study(scores | {"only-ocr": [0.1] * 6})
+    share = found.share("marble", "geneval")
+    assert share is not None
+    assert share.mean == pytest.approx(0.5)
+    assert found.share("marble", "ocr") is None, "its specialist gains nothing"
+    assert found.share("marble", "hpsv2") is None, "it has no specialist"
+    assert found.share("gdpo", "geneval") is None, "it was not run"
+    assert "| marble | 3 | **0.50 ±" in results_page(Whole(found))
+
+
+def test_the_share_of_a_specialists_gain_is_as_sure_as_both_gains_are() -> None:
+    """Equal gains of the method say nothing while the specialist's differ; gains that differ alike say all."""
+
+    def share(method: tuple[float, ...], specialist: tuple[float, ...]) -> Interval:
+        gains = {"base": (0.0,) * 3, "marble": method, "only-geneval": specialist}
+        found = Study([job(m, s, [x] * 6) for m, xs in gains.items() for s, x in enumerate(xs)], {}).share(
+            "marble", "geneval"
+        )
+        assert found is not None
+        return found
+
+    proportional = share((0.1, 0.2, 0.3), (0.2, 0.4, 0.6))
+    assert (proportional.mean, proportional.half_width) == (pytest.approx(0.5), pytest.approx(0.0, abs=1e-12))
+    assert share((0.2, 0.2, 0.2), (0.1, 0.3, 0.5)).half_width > 0.5
+
+
+def test_better_means_an_interval_above_zero() -> None:
+    found = study({"base": LOW, "weighted_sum": LOW, "marble": HIGH})
+    assert better("marble", "weighted_sum")(found).verdict == "confirmed"
+    reversed_ = better("weighted_sum", "marble")(found)
+    assert reversed_.verdict == "contradicted"
+    assert "the other way round" in reversed_.text
+    assert reversed_.text.endswith("; 3 seeds.")
+    assert "geneval ▼ -0.4000 (-0.4000 to -0.4000)" in reversed_.details
+
+
+def test_what_cannot_be_told_apart_is_not_confirmed() -> None:
+    jobs = [job("marble", s, [0.3 + (s - 1) / 10] * 6) for s in range(3)] + [
+        job("uniform", s, [0.3] * 6) for s in range(3)
+    ]
+    found = better("marble", "uniform")(Study(jobs, {}))
+    assert found.verdict == "not confirmed"
+    assert "cannot be told apart" in found.text
+
+
+def test_a_method_that_was_not_run_is_not_judged() -> None:
+    found = better("marble", "dropout")(study({"marble": HIGH}))
+    assert (found.verdict, found.text) == ("not measured", "There are not two seeds of dropout yet.")
+    jobs = [job("marble", 0, HIGH), job("marble", 1, HIGH), job("uniform", 1, LOW), job("uniform", 2, LOW)]
+    found = better("marble", "uniform")(Study(jobs, {}))
+    assert (found.verdict, found.text) == ("not measured", "There are not two common seeds of marble and uniform yet.")
+
+
+def test_a_claim_of_two_parts() -> None:
+    data = study({"base": LOW, "marble": HIGH, "marble_n5": LOW, "marble_n20": [0.9] * 6})
+    five, twenty = better("marble", "marble_n5"), better("marble", "marble_n20")
+    assert all_of({"N = 5": five})(data).verdict == "confirmed"
+    assert all_of({"N = 5": five, "N = 20": twenty})(data).verdict == "partly"
+    assert all_of({"N = 20": twenty})(data).verdict == "contradicted"
+    alike = study({"base": LOW, "marble": HIGH, "marble_n5": HIGH, "marble_n20": [0.9] * 6})
+    assert all_of({"N = 5": five})(alike).verdict == "not confirmed"
+    assert all_of({"N = 5": five, "N = 20": twenty})(alike).verdict == "contradicted"
+    assert all_of({"N = 5": five, "other": better("marble", "other")})(data).verdict == "partly"
+    assert all_of({"other": better("marble", "other")})(data).verdict == "not measured"
+
+
+def test_rewards_rise() -> None:
+    data = study({"base": LOW, "marble": [0.5, 0.5, 0.5, 0.5, 0.1, 0.05]})
+    assert rewards_rise(data).verdict == "partly"
+    assert held_out_rewards_rise(data).verdict == "contradicted"
+    assert "aesthetic ▼" in held_out_rewards_rise(data).text
+    assert rewards_rise(study({"base": LOW, "marble": HIGH})).verdict == "confirmed"
+
+
+def test_the_best_joint_method() -> None:
+    joint = ("weighted_sum", "marble")
+    assert best_joint_method(joint)(study({"weighted_sum": LOW, "marble": HIGH})).verdict == "confirmed"
+    found = best_joint_method(joint)(study({"weighted_sum": HIGH, "marble": LOW}))
+    assert found.verdict == "not confirmed"
+    assert found.text.startswith("rank 2 of 2: weighted_sum +1.00")
+    near = [job("marble", s, [0.3 + s / 10] * 6) for s in range(3)] + [
+        job("weighted_sum", s, [0.35] * 6) for s in range(3)
+    ]
+    found = best_joint_method(joint)(Study(near, {}))
+    assert (found.verdict, "not beyond doubt" in found.text) == ("partly", True)
+
+
+def test_specialists() -> None:
+    own = {f"only-{name}": [0.8 if name == other else 0.1 for other in REWARDS] for name in REWARDS[:5]}
+    found = no_specialist_wins(study({"marble": HIGH, **own}))
+    assert found.verdict == "confirmed"
+    assert "Specialists for geneval, ocr, pickscore, clipscore and hpsv2 are ahead on their own" in found.text
+    assert no_specialist_wins(study({"marble": LOW, **own})).verdict == "not confirmed"
+
+
+def test_coefficients_follow_difficulty() -> None:
+    def shares(geneval: float, hpsv2: float) -> Study:
+        return study({"marble": HIGH}, **{"alpha_bar/geneval": geneval, "alpha_bar/hpsv2": hpsv2})
+
+    assert follows_difficulty(shares(0.3, 0.1)).verdict == "confirmed"
+    assert follows_difficulty(shares(0.3, 0.3)).verdict == "partly"
+    assert follows_difficulty(shares(0.1, 0.3)).verdict == "contradicted"
+    assert follows_difficulty(shares(0.2, 0.2)).verdict == "not confirmed"
+    assert follows_difficulty(shares(0.1, 0.3)).text.endswith("The other way round for geneval and hpsv2.")
+    assert "other way" not in follows_difficulty(shares(0.3, 0.1)).text
+    assert follows_difficulty(study({"marble": HIGH})).verdict == "not measured"
+
+
+def diagnosis(in_batch: tuple[float, float], independent: tuple[float, float]) -> dict[str, Any]:
+    """Conflict rates of the weighted sum and of MARBLE."""
+
+    def about(mean: float) -> dict[str, float]:
+        return {"mean": mean, "low": max(0.0, mean - 0.02), "high": min(1.0, mean + 0.02)}
+
+    figures = {
+        name: {
+            kind: {key: about(rates[i]) for key in ("min_cos", "mean_cos", "conflict")}
+            for kind, rates in (("in_batch", in_batch), ("independent", independent), ("rest", independent))
+        }
+        | {"each": [about(0.1 + 0.2 * i), about(-0.3)]}
+        for i, name in enumerate(("weighted_sum", "marble"))
+    }
+    return {
+        "batches": 50,
+        "images": 96,
+        "step": 60,
+        "names": REWARDS[:2],
+        "directions": figures,
+        "larger": {"2": figures},
+        "advantages": {
+            "correlations": [[1.0, -0.3], [-0.3, 1.0]],
+            "agreement": about(0.95),
+            "alpha": [about(0.4), about(0.6)],
+            "alpha_of_advantages": [about(0.45), about(0.55)],
+        },
+        "applied": {name: {"min_cos": about(0.1), "conflict": about(0.1)} for name in figures},
+        "signal": {"1.0": [0.1, 0.2], "16.0": [0.6, None]},
+        "cosines": [[1.0, None], [None, 1.0]],
+        "qp": {"norm": [0.5, 0.3], "near_zero": 0.25},
+    }
+
+
+def test_harmony_on_its_own_and_on_other_batches() -> None:
+    data = study({"marble": HIGH}, {"marble-seed0": diagnosis((0.8, 0.0), (0.9, 0.85))})
+    assert in_batch_harmony(data).verdict == "confirmed"
+    assert in_batch_harmony(data).text == "conflict rate 0.80 -> 0.00 (marble-seed0)."
+    assert "conflict rate +0.80 (+0.78 to +0.82) -> +0.00" in in_batch_harmony(data).details
+    assert independent_harmony(data).verdict == "not confirmed"
+    assert in_batch_harmony(study({"marble": HIGH})).verdict == "not measured"
+    seldom = study({"marble": HIGH}, {"marble-seed0": diagnosis((0.08, 0.0), (0.08, 0.0))})
+    assert in_batch_harmony(seldom).verdict == "confirmed", "MARBLE's is none by theorem there"
+
+
+def test_a_reward_that_is_silent_in_all_batches_is_a_question_mark() -> None:
+    found = diagnosis((0.8, 0.0), (0.9, 0.85))
+    for figures in found["directions"].values():
+        figures["each"][1] = None
+    assert "| +0.30 (+0.28 to +0.32) | ? |" in gradients_page(Whole(study({"marble": HIGH}, {"x": found})))
+
+
+def test_every_claim_is_judged_and_told() -> None:
+    scores = {"base": LOW, "weighted_sum": LOW, "sequential": LOW, "gdpo": LOW, "uniform": LOW, "marble": HIGH}
+    data = study(scores | dict.fromkeys(OURS, HIGH), {"marble-seed0": diagnosis((0.8, 0.0), (0.9, 0.85))})
+    page = results_page(Whole(data, study({"base": LOW, "marble": HIGH})))
+    for judged in (*judge_paper(data), *judge_ours(data)):
+        assert f"| {judged['claim']} |" in page
+        assert f"**{judged['verdict']}** | {judged['text']} |" in page
+        assert judged["details"] in page
+    assert len(judge_paper(data)) == len(PAPER)
+    assert "| `marble-seed0`, step 60 | 0.100 to 0.200 | +0.80 (0.80) -> +0.00 (0.00) |" in page
+    assert "| `marble-seed0` | 0.40 (0.45) | 0.60 (0.55) |" in page
+    gradients = gradients_page(Whole(data))
+    assert "| signal at this batch size | 0.100 | 0.200 |" in gradients
+    assert "| at 16 times as many images | 0.600 | ? |" in gradients
+    assert "| cosine of `marble`'s direction with the mean of other images | +0.30 (+0.28 to +0.32) |" in gradients
+    assert "is 0.400 on average; 25 % of the mini-batches" in gradients
+    assert (
+        page.count("| marble | 3 | ▲ +0.4") == 3
+    )  # against the weighted sum, the base model, and the same with conflict
+
+
+def test_nothing_is_said_of_held_out_rewards_that_are_not_there() -> None:
+    jobs = [job(method, seed, values) for method, values in (("base", LOW), ("marble", HIGH)) for seed in range(2)]
+    data = Study([replace(one, held_out=[]) for one in jobs], {})
+    assert held_out_rewards_rise(data).verdict == "not measured"
+
+
+def test_what_crashed_is_told() -> None:
+    crash = replace(job("sequential", 0, LOW), failed=Failure("train", 3, ["out of luck"]))
+    data = Study([*study({"base": LOW, "marble": HIGH}).results, crash], {})
+    page = results_page(Whole(data))
+    assert "HOLE: sequential seed 0 crashed (train, exit code 3): out of luck" in page
+    assert "There are not two seeds of sequential yet. 1 of sequential crashed." in page
+
+
+def written(folder: Path) -> Path:
+    for one in study({"base": LOW, "marble": HIGH}).results:
+        write_result(folder / "jobs" / f"{one.method}-seed{one.seed}.json", one)
+    return folder
+
+
+def test_results_are_taken_over_whole_or_not_at_all(tmp_path: Path) -> None:
+    new, kept = written(tmp_path / "new"), written(tmp_path / "kept")
+    (kept / "jobs" / "old.json").touch()
+    (new / "conflict" / "jobs").mkdir(parents=True)  # begun, and no job has ended
+    (new / "diagnoses" / "x" / "diagnosis").mkdir(parents=True)
+    damaged = new / "diagnoses" / "x" / "diagnosis" / "diagnosis.json"
+    damaged.write_text('{"directions": {}}')
+    with pytest.raises(InputError, match=r"diagnosis.json is not a diagnosis that this version reads"):
+        take(new, kept)
+    with pytest.raises(InputError, match=r"--take .*new2: these are the results that are kept"):
+        take(written(tmp_path / "other" / ".." / "new2"), tmp_path / "new2")
+    assert (kept / "jobs" / "old.json").exists()
+    damaged.unlink()
+    take(new, kept)
+    assert sorted(file.name for file in (kept / "jobs").iterdir()) == [
+        f"{method}-seed{seed}.json" for method in ("base", "marble") for seed in range(3)
+    ]
+    assert [folder.name for folder in tmp_path.iterdir() if folder.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("claim", PAPER, ids=lambda claim: claim.text)
+def test_a_claim_without_data_is_not_judged(claim: Claim) -> None:
+    verdict = claim.judge(study({"base": LOW})).verdict
+    assert (
+        verdict in ("not measured", "not testable here") or "performance.md" in claim.judge(study({"base": LOW})).text
+    )
+
+
+def test_a_page_of_the_base_model_alone() -> None:
+    page = results_page(Whole(study({"base": LOW})))
+    assert "Where rewards conflict" not in page
+    assert "**not measured**" in page
+
+
+def test_the_conflicting_reward_is_all_that_differs() -> None:
+    plain, conflict = (load_config(ROOT / "configs" / f"mini-{name}.yaml") for name in ("study", "conflict"))
+    assert [reward for reward in conflict.rewards if reward not in plain.rewards] == [conflict.rewards[5]]
+    assert conflict.model_copy(update={"rewards": plain.rewards}) == plain
+
+
+def test_larger_batches_are_all_that_differs() -> None:
+    plain, large = (load_config(ROOT / "configs" / f"mini-{name}.yaml") for name in ("study", "large"))
+    same = large.model_copy(
+        update={
+            "rollout": large.rollout.model_copy(update={"groups": plain.rollout.groups}),
+            "optimizer": large.optimizer.model_copy(update={"lr": plain.optimizer.lr}),
+            "trainer": large.trainer.model_copy(update={"steps": 60, "save_every": 30}),
+        }
+    )
+    assert same == plain
+
+
+def test_the_sum_without_scales_takes_every_reward_as_published() -> None:
+    config = load_config(ROOT / "configs" / "mini-study.yaml")
+    trained = [reward for reward in config.rewards if not reward.held_out]
+    assert "weights:" + ",".join(str(reward.params.get("divide_by", 1)) for reward in trained) == UNSCALED
+
+
+def test_the_page_is_made_of_the_results_beside_it() -> None:
+    kept = read_whole(ROOT / "docs/results")
+    for name, page in (("results.md", results_page(kept)), ("results/gradients.md", gradients_page(kept))):
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == page, "run make results"
+
+
+@pytest.mark.parametrize(
+    ("folder", "config"), [(".", "mini-study.yaml"), *((part, f"mini-{part}.yaml") for part in PARTS)]
+)
+def test_the_results_kept_are_of_the_studys_config(folder: str, config: str) -> None:
+    from marble_rl.compare.jobs import identity, plan_jobs
+
+    jobs = sorted((ROOT / "docs/results" / folder / "jobs").glob("*.json"))
+    assert jobs
+    methods = ["all", UNSCALED] if folder == "." else ["all"]
+    planned = {job.name: job for job in plan_jobs(ROOT / "configs" / config, [], methods, range(5), ROOT)}
+    for file in jobs:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        assert kept["config"] == identity(planned[file.stem].config), file.name
