@@ -437,8 +437,8 @@ def test_a_judge_that_hangs_keeps_no_program_alive(server: Server) -> None:
     program = f"""
 import sys, threading
 import numpy as np
-from marble_rl.rewards.base import RewardBatch
-from marble_rl.rewards.judge import UnifiedReward
+from marble_rl.rewards.core.base import RewardBatch
+from marble_rl.rewards.remote.judge import UnifiedReward
 from marble_rl.types import Prompt
 
 batch = RewardBatch(np.zeros((4, 8, 8, 3), np.uint8), [Prompt(0, "a cup", "s")] * 4)
