@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from marble_rl.errors import InputError, suggestion
 from marble_rl.section import Section
@@ -39,8 +39,8 @@ class Registry(Generic[PartT]):
 
     section: str
     """Name of the section, such as `balance`."""
-    kind: type[PartT]
-    """What every part is derived from."""
+    kind: Any
+    """The abstract class that every part is derived from."""
     default: str
     """`type` of a section that does not say."""
     built_in: Mapping[str, str]
@@ -58,7 +58,7 @@ class Registry(Generic[PartT]):
         part = import_path(path, key)
         if not (inspect.isclass(part) and issubclass(part, self.kind)) or inspect.isabstract(part):
             raise InputError(f"{key}: {path} is not a class derived from {self.kind.__module__}.{self.kind.__name__}")
-        return part
+        return cast("type[PartT]", part)
 
     def settings_class(self, type_name: str) -> type[Section]:
         """The config section of a part."""

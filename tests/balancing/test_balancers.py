@@ -4,9 +4,6 @@ import statistics
 
 import pytest
 import torch
-
-import reference
-from marble_rl.advantages import Scored
 from marble_rl.balancing.balancers import build_balancer
 from marble_rl.balancing.settings import (
     DropoutBalance,
@@ -19,8 +16,11 @@ from marble_rl.balancing.settings import (
     Stage,
     WeightedSumBalance,
 )
-from marble_rl.config.run import AdvantagesConfig, RunConfig, TrainerConfig
 from marble_rl.losses.settings import LossConfig
+
+import reference
+from marble_rl.advantages import Scored
+from marble_rl.config.run import AdvantagesConfig, RunConfig, TrainerConfig
 from marble_rl.models.settings import ModelConfig
 from marble_rl.prompts.settings import PromptsConfig, PromptSourceConfig
 from marble_rl.rewards.core.settings import RewardConfig

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from marble_rl.balancing.noise_aware import noise_aware
 from scipy.optimize import minimize
 from torch import Tensor
 
 from marble_rl import Harmonizer, min_norm
 from marble_rl.balancing.averaging import nearest_gram
 from marble_rl.balancing.harmonizer import MAX_BOOST, Coefficients
-from marble_rl.balancing.noise_aware import noise_aware
 
 K = 4
 

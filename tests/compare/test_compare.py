@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marble_rl.balancing.settings import MarbleBalance, SequentialBalance
 from PIL import Image
 from rich.console import Console
 
-from marble_rl.balancing.settings import MarbleBalance, SequentialBalance
 from marble_rl.compare import runner
 from marble_rl.compare.display import Display
 from marble_rl.compare.jobs import Job, config_hash, identity, plan_jobs

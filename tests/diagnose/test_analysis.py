@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from marble_rl.balancing.balancers import Marble, WeightedSum
+from marble_rl.balancing.settings import GdpoBalance, MarbleBalance, WeightedSumBalance
 from rich.console import Console
 from torch import Tensor
 
 from marble_rl.advantages import second_moments
-from marble_rl.balancing.balancers import Marble, WeightedSum
 from marble_rl.balancing.harmonizer import Harmonizer, common_direction
-from marble_rl.balancing.settings import GdpoBalance, MarbleBalance, WeightedSumBalance
 from marble_rl.diagnose.analysis import (
     FIGURES,
     advantage_facts,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from marble_rl.losses.settings import LossConfig
 from torch import Tensor
 
 from marble_rl.config import load_config
@@ -19,7 +20,6 @@ from marble_rl.distributed.processes import TIMEOUT, _timeout
 from marble_rl.distributed.world import World, check_same_rewards, check_same_weights, check_world, join
 from marble_rl.errors import InputError, RunStopped
 from marble_rl.gradients.accumulate import GradientAccumulator
-from marble_rl.losses.settings import LossConfig
 from marble_rl.prompts import load_prompts
 from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rewards.core.calls import Counts

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marble_rl.balancing.balancers import build_balancer
 
 from marble_rl import load_config
-from marble_rl.balancing.balancers import build_balancer
 from marble_rl.evaluation.evaluate import Evaluation
 from marble_rl.evaluation.report import EvaluationReport
 from marble_rl.prompts import read_prompt_file

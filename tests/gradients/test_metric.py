@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from marble_rl.training.precision import unscaled
 from torch import Tensor
 
 from marble_rl import Harmonizer
@@ -21,7 +22,6 @@ from marble_rl.models.settings import LoraConfig
 from marble_rl.rollout.settings import OldPolicyConfig
 from marble_rl.training.harmony import SignalTracker
 from marble_rl.training.metrics import refresh_metrics
-from marble_rl.training.precision import unscaled
 from marble_rl.training.update import Updater
 from reference import cosine
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, QwenImagePipeline, UniPCMultistepScheduler
+from marble_rl.losses.settings import LossConfig
 from torch import Tensor
 
 from marble_rl.config import load_config
 from marble_rl.inference.export import export_lora
 from marble_rl.inference.opening import Opened, sample_images
-from marble_rl.losses.settings import LossConfig
 from marble_rl.models import load_model
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from marble_rl.balancing.settings import MarbleBalance
+from marble_rl.losses.settings import LossConfig
 
 import families
 from marble_rl import load_config
-from marble_rl.balancing.settings import MarbleBalance
 from marble_rl.config.run import AdvantagesConfig, EvaluationConfig, OptimizerConfig
 from marble_rl.inference.opening import open_target
-from marble_rl.losses.settings import LossConfig
 from marble_rl.models.settings import LoraConfig
 from marble_rl.models.tiny import BUILDERS
 from marble_rl.rollout.settings import RolloutConfig

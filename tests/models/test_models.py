@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from marble_rl.losses.settings import LossConfig
 
 from marble_rl.config import load_config
 from marble_rl.config.run import EvaluationConfig
@@ -21,7 +22,6 @@ from marble_rl.devices import pick_device
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, NonFinite
 from marble_rl.evaluation.evaluate import evaluate
-from marble_rl.losses.settings import LossConfig
 from marble_rl.models import FAMILIES, check_model_path, check_model_settings, load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy

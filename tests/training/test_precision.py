@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from marble_rl.losses.settings import LossConfig
+from marble_rl.training.precision import LossScale
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,7 +21,6 @@ from marble_rl.config import load_config
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, OutOfMemory, RewardFailed
 from marble_rl.gradients.accumulate import GradientAccumulator
-from marble_rl.losses.settings import LossConfig
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models import check_quantization, load_model
@@ -38,7 +39,6 @@ from marble_rl.runs.inputs import check_inputs
 from marble_rl.training.batch import training_batch
 from marble_rl.training.experience import ExperienceSource
 from marble_rl.training.policy_gradients import PolicyGradients, policy_gradients
-from marble_rl.training.precision import LossScale
 from marble_rl.training.trainer import Trainer
 from marble_rl.types import Rollout
 from runs import lora_bytes, marble, metrics, train, write_config

@@ -15,13 +15,13 @@ from torch import Tensor
 from marble_rl.balancing.harmonizer import Harmonizer
 from marble_rl.config.run import OptimizerConfig
 from marble_rl.gradients.accumulate import Method
-from marble_rl.losses.settings import LossConfig
+from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
 from marble_rl.models.sd3 import SD3Conditioning, SD3Model
 from marble_rl.models.settings import LoraConfig
 from marble_rl.rollout.settings import OldPolicyConfig
 from marble_rl.training.batch import TrainingBatch
-from marble_rl.training.policy_gradients import PolicyGradients, policy_gradients
+from marble_rl.training.policy_gradients import GradientStage, PolicyGradients
 from marble_rl.training.update import Updater
 
 LAZY = 4
@@ -113,17 +113,12 @@ class Workload:
 
     def gradients(self, step: Step) -> PolicyGradients:
         """As the trainer computes them. Ours carries the weighted-sum probe as a further column; passes do not."""
-        columns = step.rewards + (step.method == "fused") if step.rewards else 1
-        return policy_gradients(
-            self.model,
-            self.policy,
-            self.batch,
-            self._advantages[:, :columns],
-            LossConfig(regularize_every=step.regularize_every),
-            per_column=step.rewards > 0,
-            micro_batch=self.size.micro_batch,
-            method=step.method,
-        )
+        columns = step.rewards + (step.method == "fused")
+        loss = Nft(NftSettings(regularize_every=step.regularize_every))
+        stage = GradientStage(self.model, self.policy, loss, self.size.micro_batch)
+        if not step.rewards:
+            return stage.combined(self.batch, self._advantages[:, 0])
+        return stage.per_reward(self.batch, self._advantages[:, :columns], method=step.method)
 
     def run(self, step: Step) -> None:
         """A whole step after sampling: predictions, gradients, Gram and QP where there are rewards, the update."""

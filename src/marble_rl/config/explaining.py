@@ -8,8 +8,14 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from marble_rl.balancing.registry import RULES
 from marble_rl.config.run import RunConfig
-from marble_rl.errors import suggestion
+from marble_rl.errors import InputError, suggestion
+from marble_rl.losses.registry import LOSSES
+from marble_rl.plugins import Registry
+
+PLUGINS: dict[int | str, Registry[Any]] = {registry.section: registry for registry in (RULES, LOSSES)}
+"""Sections whose keys depend on their `type`"""
 
 
 def explain(error: ValidationError, path: Path, tree: dict[str, Any]) -> str:
@@ -18,6 +24,10 @@ def explain(error: ValidationError, path: Path, tree: dict[str, Any]) -> str:
         location = _user_location(item["loc"], tree)
         key = ".".join(map(str, location)) or "(top level)"
         found = item["input"]
+        error_here = item.get("ctx", {}).get("error")
+        if isinstance(error_here, InputError):  # it names its key itself
+            lines.append(str(error_here))
+            continue
         if item["type"] == "extra_forbidden":
             valid = _valid_keys(location[:-1], tree)
             text = f"unknown key {location[-1]!r}.{suggestion(str(location[-1]), valid)} Valid: {', '.join(valid)}"
@@ -60,10 +70,12 @@ def _valid_keys(location: Sequence[int | str], tree: Any) -> list[str]:
     """Keys that the section at ``location`` accepts."""
     annotation: Any = RunConfig
     node: Any = tree
-    for part in location:
+    for depth, part in enumerate(location):
         if isinstance(part, str):  # a number is an index into a list, whose annotation its items share
             annotation = _section_of(annotation, node).model_fields[part].annotation
         node = node[part]
+        if depth == 0 and part in PLUGINS:
+            annotation = PLUGINS[part].settings_class(node.get("type", PLUGINS[part].default))
     return list(_section_of(annotation, node).model_fields)
 
 

@@ -13,6 +13,7 @@ from yaml.error import MarkedYAMLError
 
 from marble_rl.config.consistency import check_consistency
 from marble_rl.config.explaining import explain, kind
+from marble_rl.config.older import upgraded
 from marble_rl.config.paths import with_absolute_paths
 from marble_rl.config.run import RunConfig
 from marble_rl.errors import InputError
@@ -43,6 +44,7 @@ def _overridden(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _resolve(tree: dict[str, Any], path: Path) -> RunConfig:
+    tree = upgraded(tree)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:

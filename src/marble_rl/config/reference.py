@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from marble_rl.config import run as schema
-from marble_rl.config.explaining import sections_in
+from marble_rl.config.explaining import PLUGINS, sections_in
 
 HEADER = """# Config reference
 
@@ -28,11 +28,13 @@ def config_reference() -> str:
     pages = [HEADER]
     for name, field in schema.RunConfig.model_fields.items():
         sections = sections_in(field.annotation)
+        if name in PLUGINS:
+            sections = [PLUGINS[name].settings_class(tag) for tag in PLUGINS[name].built_in]
         pages.append(f"## `{name}`")
         if len(sections) == 1:
             pages.append(_section(sections[0]))
             continue
-        pages.append("One of these, told apart by `type`.")
+        pages.append("One of these, chosen by `type`, or the import path `package.module:name` of one's own.")
         for section in sections:
             (tag,) = get_args(section.model_fields["type"].annotation)
             pages.append(f"### `type: {tag}`")

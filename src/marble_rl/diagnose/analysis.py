@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marble_rl.balancing.harmonizer import STATIONARY_NORM, common_direction
+from marble_rl.balancing.direction import STATIONARY_NORM, common_direction
 from marble_rl.balancing.min_norm import min_norm
 from marble_rl.diagnose.intervals import COSINE, RATE, SHARE, Estimate, jackknife
 from marble_rl.training.harmony import in_batch_harmony

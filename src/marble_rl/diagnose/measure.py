@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 
@@ -13,14 +12,15 @@ from rich.console import Console
 from torch import Tensor
 
 from marble_rl.advantages import Scored, second_moments
-from marble_rl.balancing.balancers import Balancer, build_balancer, weight_vector
-from marble_rl.balancing.settings import Balance, MarbleBalance, WeightedSumBalance
+from marble_rl.balancing.base import weight_vector
+from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.diagnose.directions import directions
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
 from marble_rl.gradients.metric import gradient_size, gram
 from marble_rl.inference.opening import Opened
+from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import PromptCache
 from marble_rl.runs.checkpoint import restoring
@@ -28,8 +28,7 @@ from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.log import Display
 from marble_rl.training.batch import training_batch
 from marble_rl.training.experience import Experience, ExperienceSource
-from marble_rl.training.policy_gradients import policy_gradients
-from marble_rl.training.precision import LossScale
+from marble_rl.training.policy_gradients import GradientStage
 from marble_rl.training.update import Updater
 
 FIRST_ROLLOUT = 1_000_000
@@ -92,17 +91,20 @@ def measure(
     model, policy, names = opened.model, opened.policy, config.trained_rewards
     source = ExperienceSource(config, inputs, model, policy, PromptCache(model), World())
     display = Display(Console(quiet=True), batches, 0, names, 1)
-    weights = weight_vector(names, weights_of_sum(config.balance))
-    balancer = build_balancer(opened.config)
+    balance = RULES.part_of(config.balance)
+    weights = weight_vector(names, balance.sum_weights(config.balance))
+    rule = balance(config.balance, names, adv_clip=config.loss.adv_clip, seed=config.trainer.seed)
+    loss = LOSSES.part_of(config.loss)(config.loss)
     updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
-    scale = LossScale(model.dtype)
     micro_batch = MicroBatch(
         config.trainer.micro_batch, config.rollout.groups * config.rollout.group_size, console.print
     )
+    # As in training: on the loss scale, and with the micro-batch, that the run's precision and memory need.
+    stage = GradientStage(model, policy, loss, micro_batch)
     with restoring(checkpoint, run):
-        balancer.load_state_dict(checkpoint.state["balancer"])
+        rule.load_state_dict(checkpoint.state["balancer"])
         updater.load_optimizer_tensors(checkpoint.optimizer)
-        scale.load_state_dict(checkpoint.state.get("scale", {}))
+        stage.scale.load_state_dict(checkpoint.state.get("scale", {}))
         micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
     samples: list[Sample] = []
     advantages = torch.zeros(batches, k, k, dtype=torch.float64)
@@ -112,27 +114,15 @@ def measure(
     for m in range(batches):
         experience = source.gather(FIRST_ROLLOUT + m, 0, display)
         columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
-        batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
-        # As in training: on the scale, and as many samples a pass, as the run's numbers and memory need.
-        found = scale.applied(
-            partial(
-                policy_gradients,
-                model,
-                policy,
-                batch,
-                columns,
-                config.loss,
-                per_column=True,
-                micro_batch=micro_batch,
-            )
-        ).gradients
-        g[m], shared[m] = found.g.cpu(), found.shared.cpu()
+        batch = training_batch(experience.rollout, 0, loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
+        gradients = stage.per_reward(batch, columns).gradients
+        g[m], shared[m] = gradients.g.cpu(), gradients.shared.cpu()
         advantages[m] = second_moments(experience.scored.advantages)
         samples = samples or _samples(experience, experience.scored)
         on_batch(m + 1)
     products = gram(g.flatten(0, 1)).view(*g.shape[:2], *g.shape[:2])  # [M, J, M, J]
     on_products(products)
-    alpha_bar = smoothed_coefficients(balancer, checkpoint.step)
+    alpha_bar = rule.coefficients(checkpoint.step) if rule.uses_gradients() else None
     every = directions(products, advantages, k, alpha_bar, _in_metric(g, shared, updater, k))
     steps = _applied(g, shared, products, every, updater, k)
     images = config.rollout.groups * config.rollout.group_size
@@ -147,20 +137,6 @@ def check_space(folder: Path, batches: int, *, gradients: int, parameters: int) 
             f"--out: while they are measured, the gradients of {batches} mini-batches take {needed} bytes there, and "
             f"{free} are free; give fewer --batches or another --out"
         )
-
-
-def weights_of_sum(balance: Balance) -> dict[str, float]:
-    """Of the weighted sum that directions are compared with: the run's own, where it trains on one."""
-    if isinstance(balance, MarbleBalance):
-        return balance.probe_weights
-    return balance.weights if isinstance(balance, WeightedSumBalance) else {}
-
-
-def smoothed_coefficients(balancer: Balancer, step: int) -> Tensor | None:
-    """[K]: what training would combine advantages by in the step after ``step`` updates; None where a run has no such
-    coefficients. To be asked for the step is what tells the balancer of its late uniform stage."""
-    balancer.wants_reward_gradients(step)
-    return None if balancer.harmonizer is None else balancer.harmonizer.alpha_bar
 
 
 def _measuring(config: RunConfig) -> RunConfig:

@@ -20,7 +20,7 @@ have been prepared by `fuse`), "passes" by one for each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -72,6 +72,16 @@ class RewardGradients:
     def products(self) -> Products:
         """The plain ones."""
         return Products(self.gram, self.cross, self.half_gram)
+
+    def first(self, columns: int) -> RewardGradients:
+        """Of the first columns alone: those of the rewards, without probes."""
+        return replace(
+            self,
+            g=self.g[:columns],
+            norms=self.norms[:columns],
+            **vars(self.products.first(columns)),
+            in_metric=None if self.in_metric is None else self.in_metric.first(columns),
+        )
 
 
 class GradientAccumulator:

@@ -57,6 +57,15 @@ class Products:
     half_gram: Tensor | None
     """[2, 2, J, J]: of the halves' own gradients."""
 
+    def first(self, k: int) -> Products:
+        """Of the first k gradients alone."""
+        cross, half_gram = self.cross, self.half_gram
+        return Products(
+            self.gram[:k, :k],
+            None if cross is None else cross[:k, :k],
+            None if half_gram is None else half_gram[:, :, :k, :k],
+        )
+
     def divided_by(self, square: float) -> Products:
         cross, half_gram = self.cross, self.half_gram
         return Products(

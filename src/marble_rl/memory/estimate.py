@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from marble_rl import hub
-from marble_rl.balancing.settings import MarbleBalance
+from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.gradients.fused import Mixing
 from marble_rl.losses.nft import nft_loss
@@ -132,7 +132,7 @@ def describe(found: Estimate, config: RunConfig, device: torch.device) -> list[s
 
 def _per_reward(config: RunConfig) -> bool:
     """Whether some steps take one gradient per reward."""
-    return isinstance(config.balance, MarbleBalance)
+    return RULES.part_of(config.balance).uses_gradients()
 
 
 def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimate:

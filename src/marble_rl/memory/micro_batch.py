@@ -27,7 +27,9 @@ FIRST = 64
 class MicroBatch:
     """The size, and what lowers it."""
 
-    def __init__(self, setting: int | Literal["auto"], samples: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, setting: int | Literal["auto"], samples: int = FIRST, say: Callable[[str], None] = print
+    ) -> None:
         self._auto = setting == "auto"
         self.size = min(FIRST, samples) if setting == "auto" else setting
         self._say = say

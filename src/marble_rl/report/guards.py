@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from marble_rl.balancing.settings import MarbleBalance
-from marble_rl.config.run import RunConfig
+from marble_rl.balancing.registry import RULES
 from marble_rl.report.reading import RunData
 from marble_rl.report.wording import MINUS
 
@@ -37,17 +36,6 @@ def guards(run: RunData) -> list[Guard]:
     ]
 
 
-def in_batch_guarantee(config: RunConfig) -> bool:
-    """Whether no update can point against a reward in its own batch: it is the min-norm point of this batch's unit
-    gradients, and neither one of averaged products (`smooth: gram`) nor their plain mean (`solver: equal`)."""
-    balance = config.balance
-    return (
-        isinstance(balance, MarbleBalance)
-        and balance.normalize
-        and (balance.solver, balance.smooth) == ("min_norm", "alpha")
-    )
-
-
 def _clamped(run: RunData) -> list[Guard]:
     clamped = run.series("guard/clamped")
     if not clamped:
@@ -72,18 +60,17 @@ def _rewards_out_of_bounds(run: RunData) -> list[Guard]:
 
 def _quadratic_program(run: RunData) -> list[Guard]:
     balance = run.config.balance
-    if not isinstance(balance, MarbleBalance):
+    rule = RULES.part_of(balance)
+    if not rule.uses_gradients():
         return []
     found = _times(run, "qp/stationary", "rewards that cancel each other", OFTEN)
     residual = run.series("qp/kkt_residual").values
-    if residual and balance.solver != "equal":  # which solves nothing, and logs what it misses
+    if residual and rule.solves:
         text = f"at most {max(residual):.0e}".replace("-", MINUS)
         found.append(Guard("error of the quadratic program", text, max(residual) < 1e-9))
-    if balance.solver == "noise_aware":
-        found += _times(run, "qp/fallback", "noise-aware problem without a solution", OFTEN)
-    if in_batch_guarantee(run.config):
-        # In AdamW's metric the guarantee is one in that metric.
-        key = "metric_harmony/conflict" if balance.metric == "adam" else "harmony/conflict"
+    if rule.never_opposes(balance):
+        # In AdamW's metric the guarantee is one in that metric, and its figures are logged beside the plain ones.
+        key = "metric_harmony/conflict" if run.series("metric_harmony/conflict") else "harmony/conflict"
         found += _times(run, key, "updates against a reward in their own batch", 0.0)
     return found
 

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from marble_rl import __version__
+from marble_rl.balancing.registry import RULES
 from marble_rl.config import to_yaml
 from marble_rl.report import sections
 from marble_rl.report.gradients import diagnosis, specialists
@@ -23,17 +24,6 @@ from marble_rl.report.speed import speed, total_seconds
 from marble_rl.report.tables import evaluation_rows
 from marble_rl.report.verdicts import Verdict, verdicts
 from marble_rl.report.wording import counted, duration, listed, number
-
-METHODS = {
-    "marble": " at once, balanced by MARBLE",
-    "weighted_sum": " at once, as a weighted sum",
-    "fixed": " at once, with fixed coefficients",
-    "gdpo": " at once, balanced by GDPO",
-    "sequential": ", one after the other",
-    "single": ": one of them alone",
-    "dropout": " at once, with reward dropout",
-    "min_variance": " at once, by the mix with the smallest variance",
-}
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,7 @@ def render(template: str, **values: Any) -> str:
 
 def _heading(run: RunData) -> str:
     rewards = counted(len(run.trained), "reward")
-    method = METHODS[run.config.balance.type] if len(run.trained) > 1 else ""
+    method = f" {RULES.part_of(run.config.balance).about}" if len(run.trained) > 1 else ""
     return f"{Path(run.config.model.path).name}, trained on {rewards}{method}"
 
 

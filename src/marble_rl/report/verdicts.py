@@ -9,7 +9,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Literal
 
-from marble_rl.balancing.settings import MarbleBalance
+from marble_rl.balancing.registry import RULES
 from marble_rl.intervals import Difference
 from marble_rl.report.diagnosis import StoredDiagnosis
 from marble_rl.report.guards import guards
@@ -43,7 +43,7 @@ def verdicts(run: RunData) -> list[Verdict]:
     found = [rewards_rise(run)]
     if run.held_out:
         found.append(held_out_rewards_follow(run))
-    if isinstance(run.config.balance, MarbleBalance):
+    if RULES.part_of(run.config.balance).uses_gradients():
         found += [serves_every_reward(run), better_than_weighted_sum(run), enough_signal(run), follows_difficulty(run)]
     if run.diagnosis is not None:
         found.append(fewer_conflicts(run.diagnosis))

@@ -122,8 +122,7 @@ class Trainer:
         """One optimizer update; where one is skipped, the next rollout's."""
         while True:
             try:
-                with self._learner.undone_unless_applied():
-                    return self._try_step()
+                return self._try_step()
             except NonFiniteGradient as bad:
                 self._learner.skips.skip(bad)
                 self._say(f"skipped: {bad}")
@@ -139,7 +138,7 @@ class Trainer:
             self._journal.show(self._experience.rollout, step)
         experience, rollout = self._experience, self._experience.rollout
 
-        batch = training_batch(rollout, update, c.loss, seed=c.trainer.seed, step=step)
+        batch = training_batch(rollout, update, learner.loss, seed=c.trainer.seed, step=step)
         proposal = learner.propose(batch, experience.scored, rollout.table_rows(update), display)
 
         rows = rollout.table_rows(update, everyone=True)
