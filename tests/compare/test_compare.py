@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from marble_rl.balancing.settings import MarbleBalance, SequentialBalance
 from PIL import Image
 from rich.console import Console
 
+from marble_rl.balancing.marble import MarbleSettings
+from marble_rl.balancing.sequential import SequentialSettings
 from marble_rl.compare import runner
 from marble_rl.compare.display import Display
 from marble_rl.compare.jobs import Job, config_hash, identity, plan_jobs
@@ -68,25 +69,20 @@ def test_every_method_is_a_valid_config() -> None:
 
 def test_marble_is_the_papers_whatever_the_config_says() -> None:
     balances = {name: load_config(MINI, overrides).balance for name, overrides in named("all", "config").items()}
-    paper = MarbleBalance(refresh_every=10, ema_decay=0.7)
+    paper = MarbleSettings(refresh_every=10, ema_decay=0.7)
     assert balances["marble"] == paper
-    assert balances["config"] == MarbleBalance(refresh_every=5)
+    assert balances["config"] == MarbleSettings(refresh_every=5)
     changed = {
         "marble_every_step": {"refresh_every": 1},
-        "marble_no_norm": {"normalize": False},
         "marble_n5": {"refresh_every": 5},
         "marble_n20": {"refresh_every": 20},
         "marble_rho01": {"ema_decay": 0.1},
         "marble_rho09": {"ema_decay": 0.9},
         "marble_alpha_over_norm": {"apply": "alpha_over_norm"},
-        "unit_mean": {"solver": "equal", "apply": "alpha_over_norm"},
-        "marble_gram": {"smooth": "gram"},
-        "marble_smooth_every_step": {"refresh_every": 1, "smooth": "gram", "ema_decay": 0.965},
-        "marble_noise_aware": {"smooth": "gram", "solver": "noise_aware"},
         "marble_adam_metric": {"metric": "adam"},
         "marble_late_uniform": {"uniform_after": 48},
     }
-    assert {name for name in balances if name.startswith("marble_")} | {"unit_mean"} == changed.keys()
+    assert {name for name in balances if name.startswith("marble_")} - {"marble_no_norm"} == changed.keys()
     for name, change in changed.items():
         assert balances[name] == paper.model_copy(update=change)
 
@@ -109,7 +105,7 @@ def test_stages_fill_the_budget(steps: int, rewards: int) -> None:
 
 def test_sequential_uses_the_steps_of_the_comparison() -> None:
     balance = load_config(MINI, named("sequential", steps=18)["sequential"]).balance
-    assert isinstance(balance, SequentialBalance)
+    assert isinstance(balance, SequentialSettings)
     assert [(stage.reward, stage.steps) for stage in balance.stages] == [
         *(("clipscore", 8), ("pickscore", 3), ("clipscore", 2), ("pickscore", 2)),
         *(("hpsv2", 1), ("ocr", 1), ("geneval", 1)),
@@ -248,7 +244,7 @@ def test_jobs_of_one_seed_share_everything_but_the_balance(config: Path) -> None
         (4, 14),
         (4, 14),
     ]
-    first, second = (job.config.model_copy(update={"balance": MarbleBalance()}) for job in jobs[:2])
+    first, second = (job.config.model_copy(update={"balance": MarbleSettings()}) for job in jobs[:2])
     assert first == second
 
 

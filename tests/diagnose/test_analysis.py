@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from marble_rl.balancing.balancers import Marble, WeightedSum
-from marble_rl.balancing.settings import GdpoBalance, MarbleBalance, WeightedSumBalance
 from rich.console import Console
 from torch import Tensor
 
 from marble_rl.advantages import second_moments
-from marble_rl.balancing.harmonizer import Harmonizer, common_direction
+from marble_rl.balancing.harmonizer import common_direction
 from marble_rl.diagnose.analysis import (
     FIGURES,
     advantage_facts,
@@ -31,7 +29,7 @@ from marble_rl.diagnose.analysis import (
 )
 from marble_rl.diagnose.directions import directions
 from marble_rl.diagnose.figure import draw_diagnosis
-from marble_rl.diagnose.measure import Measured, Sample, check_space, smoothed_coefficients, weights_of_sum
+from marble_rl.diagnose.measure import Measured, Sample, check_space
 from marble_rl.diagnose.printing import print_diagnosis
 from marble_rl.diagnose.run import Diagnosis, tell
 from marble_rl.errors import InputError
@@ -315,7 +313,7 @@ def test_a_reward_without_any_gradient(tmp_path: Path) -> None:
     g = orthogonal(6)
     g[:, 1] = 0.0
     found = tell(measured(g, 2), step=3)
-    for name in ("mean_gram", "noise_aware", "marble"):
+    for name in ("mean_gram", "marble"):
         assert found.directions[name].independent["min_cos"].mean == pytest.approx(1.0)
         assert found.applied[name].min_cos.mean == pytest.approx(1.0)
         assert math.isnan(found.directions[name].each[1].mean)
@@ -342,28 +340,6 @@ def test_next_to_nothing(batches: int, tmp_path: Path) -> None:
 
 
 # What is measured
-
-
-def test_the_sum_has_the_weights_that_the_run_has() -> None:
-    weights = {"ocr": 2.0}
-    assert weights_of_sum(MarbleBalance(probe_weights=weights)) == weights
-    assert weights_of_sum(WeightedSumBalance(type="weighted_sum", weights=weights)) == weights
-    assert weights_of_sum(GdpoBalance(type="gdpo", weights=weights)) == {}, "its weights are of advantages"
-
-
-def test_coefficients_are_those_of_the_next_step() -> None:
-    """Past `uniform_after` training uses equal ones."""
-    harmonizer = Harmonizer(["a", "b", "c"], uniform_after=5)
-    harmonizer.refresh(truth() @ truth().T)
-    kept = harmonizer.alpha_bar.tolist()
-    assert kept != [1 / 3] * 3
-    for step, expected in ((4, kept), (5, [1 / 3] * 3)):
-        balancer = Marble(Harmonizer(["a", "b", "c"], uniform_after=5))
-        balancer.load_state_dict(harmonizer.state_dict())
-        found = smoothed_coefficients(balancer, step)
-        assert found is not None
-        assert found.tolist() == pytest.approx(expected)
-    assert smoothed_coefficients(WeightedSum(torch.ones(3)), 0) is None
 
 
 def test_room_for_the_gradients(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from marble_rl.losses.settings import LossConfig
 from torch import Tensor
 
 from marble_rl.config import load_config
@@ -20,6 +19,7 @@ from marble_rl.distributed.processes import TIMEOUT, _timeout
 from marble_rl.distributed.world import World, check_same_rewards, check_same_weights, check_world, join
 from marble_rl.errors import InputError, RunStopped
 from marble_rl.gradients.accumulate import GradientAccumulator
+from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.prompts import load_prompts
 from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rewards.core.calls import Counts
@@ -125,7 +125,7 @@ def test_pieces_have_the_same_numbers_and_noise_whoever_computes_them(size: int,
 
     def pieces(share: tuple[Group, ...]) -> set[tuple[Any, ...]]:
         rollout = rollout_of(share, drawn, group_size)
-        batch = training_batch(rollout, 1, LossConfig(timesteps_per_sample=2), seed=3, step=7)
+        batch = training_batch(rollout, 1, Nft(NftSettings(timesteps_per_sample=2)), seed=3, step=7)
         assert batch.x0.untyped_storage().data_ptr() == rollout.x0.untyped_storage().data_ptr(), "a copy"
         found = set()
         for number, rows, level in batch.pieces(micro_batch):

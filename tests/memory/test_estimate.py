@@ -12,6 +12,7 @@ import yaml
 
 from marble_rl.config import RunConfig, load_config
 from marble_rl.errors import InputError
+from marble_rl.losses.nft import Nft
 from marble_rl.memory.allocations import Allocations
 from marble_rl.memory.estimate import Estimate, build_empty, config_folder, estimate_run, sizes
 from marble_rl.models import load_model
@@ -23,8 +24,8 @@ from marble_rl.models.tiny import BUILDERS
 from marble_rl.prompts import load_prompts
 from marble_rl.rollout.rollout import roll_out
 from marble_rl.training.batch import training_batch
-from marble_rl.training.policy_gradients import policy_gradients
 from runs import base_config, marble, write_config
+from stages import policy_gradients
 
 CPU = torch.device("cpu")
 
@@ -76,7 +77,7 @@ def test_passes_take_what_they_really_take(
     with Allocations() as sampled:
         rollout = roll_out(model, policy, PromptCache(model), prompts, config.rollout, seed=0, index=0)
     assert found.images == rollout.images.numel()
-    batch = training_batch(rollout, 0, config.loss, seed=0, step=0)
+    batch = training_batch(rollout, 0, Nft(config.loss), seed=0, step=0)
     columns = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     with Allocations() as trained:
         policy_gradients(model, policy, batch, columns, config.loss, per_column=True, micro_batch=4)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from marble_rl.losses.settings import LossConfig
 
 from marble_rl.config import load_config
 from marble_rl.config.run import EvaluationConfig
@@ -22,6 +21,7 @@ from marble_rl.devices import pick_device
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, NonFinite
 from marble_rl.evaluation.evaluate import evaluate
+from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.models import FAMILIES, check_model_path, check_model_settings, load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
@@ -39,9 +39,10 @@ from marble_rl.rollout.solvers import solve_ode
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.seeding import generator
 from marble_rl.training.batch import TrainingBatch, training_batch
-from marble_rl.training.policy_gradients import PolicyGradients, policy_gradients
+from marble_rl.training.policy_gradients import PolicyGradients
 from marble_rl.types import Rollout
 from reference import nft_losses
+from stages import policy_gradients
 
 
 @pytest.fixture
@@ -298,8 +299,8 @@ def test_training_sees_exactly_the_timesteps_that_were_sampled_with(
     assert len(sampled) == 4
     assert any(t != int(t) for t in sampled)
     seen.clear()
-    batch = training_batch(rollout, 0, LossConfig(timestep_fraction=0.75), seed=0, step=0)
-    policy_gradients(model, policy, batch, torch.ones(6, 1), LossConfig(), per_column=False, micro_batch=4)
+    batch = training_batch(rollout, 0, Nft(NftSettings(timestep_fraction=0.75)), seed=0, step=0)
+    policy_gradients(model, policy, batch, torch.ones(6, 1), NftSettings(), per_column=False, micro_batch=4)
     assert set(seen) == set(sorted(sampled)[1:])
 
 
@@ -316,8 +317,8 @@ def test_rollout_is_seeded_and_follows_the_old_policy_alone(model: SD3Model, pol
 def test_policy_gradient_is_that_of_plain_nft(model: SD3Model, policy: LoraPolicy) -> None:
     """One backward pass over r L+ + (1 - r) L- and the KL term, written from the equations, on the same rows."""
     rollout = make_rollout(model, policy)
-    config = LossConfig(beta=0.1, kl_weight=0.3)
-    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    config = NftSettings(beta=0.1, kl_weight=0.3)
+    batch = training_batch(rollout, 0, Nft(config), seed=5, step=9)
     advantage = torch.tensor([1.5, -1.5, 0.2, 5.0, -5.0, 0.0])
     ours = policy_gradients(model, policy, batch, advantage[:, None], config, per_column=False, micro_batch=2)
 
@@ -361,8 +362,8 @@ def plain_nft(v, v_old, x0, x_t, t, advantage, beta, a_max=5.0):  # type: ignore
 def test_per_reward_gradients_combine_to_the_single_pass(model: SD3Model, policy: LoraPolicy) -> None:
     """Proposition 1 on the real transformer: sum_k alpha_k g_k + shared is the gradient under A_bar."""
     rollout = make_rollout(model, policy)
-    config = LossConfig()
-    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    config = NftSettings()
+    batch = training_batch(rollout, 0, Nft(config), seed=5, step=9)
     columns = torch.randn(6, 3, generator=torch.Generator().manual_seed(3)).clamp(-5, 5)
     alpha = torch.tensor([0.2, 0.5, 0.3])
     apart = policy_gradients(model, policy, batch, columns, config, per_column=True, micro_batch=4).gradients
@@ -386,8 +387,8 @@ def test_lazy_regularisation_is_the_full_one_on_average(
     monkeypatch.setattr(TrainingBatch, "noise", lambda self, rows, column: noise[rows, column])
 
     def shared(every: int, step: int) -> torch.Tensor:
-        config = LossConfig(kl_weight=0.3, regularize_every=every)
-        batch = dataclasses.replace(training_batch(rollout, 0, config, seed=5, step=9), step=step)
+        config = NftSettings(kl_weight=0.3, regularize_every=every)
+        batch = dataclasses.replace(training_batch(rollout, 0, Nft(config), seed=5, step=9), step=step)
         found = policy_gradients(model, policy, batch, columns, config, per_column=per_column, micro_batch=2)
         return found.gradients.shared
 
@@ -404,8 +405,8 @@ def test_on_policy_the_old_prediction_is_not_computed(
     policy.blend("old", "default", 0.0)
     assert policy.equal("old", "default")
     rollout = make_rollout(model, policy)
-    config = LossConfig(kl_weight=0.0)
-    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    config = NftSettings(kl_weight=0.0)
+    batch = training_batch(rollout, 0, Nft(config), seed=5, step=9)
     columns = torch.randn(6, 3, generator=torch.Generator().manual_seed(3))
 
     def found() -> tuple[PolicyGradients, int]:
@@ -440,8 +441,8 @@ def test_a_pass_is_forgotten_before_the_next_one_begins(
         model.transformer.enable_gradient_checkpointing()
     policy.blend("old", "default", 0.0)
     rollout = make_rollout(model, policy)
-    config = LossConfig(kl_weight=kl_weight, regularize_every=every)
-    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    config = NftSettings(kl_weight=kl_weight, regularize_every=every)
+    batch = training_batch(rollout, 0, Nft(config), seed=5, step=9)
     kept: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
 

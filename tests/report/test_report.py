@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 from comparisons import write_comparison, write_jobs
+from marble_rl.balancing.registry import RULES
 from marble_rl.config import load_config
 from marble_rl.errors import InputError
 from marble_rl.intervals import Difference
@@ -887,7 +888,7 @@ def test_guards_that_speak_up_are_named(tiny_sd3: Path, tmp_path: Path, line: di
 
 
 def with_balance(run: RunData, **changes: object) -> RunData:
-    balance = run.config.balance.model_copy(update=changes)
+    balance = RULES.validate({"type": run.config.balance.type, **changes})
     return replace(run, config=run.config.model_copy(update={"balance": balance}))
 
 
@@ -895,21 +896,15 @@ def with_balance(run: RunData, **changes: object) -> RunData:
     ("balance", "trouble"),
     [
         ({}, ["error of the quadratic program", "updates against a reward in their own batch"]),
-        ({"solver": "equal"}, []),
-        ({"smooth": "gram"}, ["error of the quadratic program"]),
-        ({"smooth": "gram", "metric": "adam"}, ["error of the quadratic program"]),
-        (
-            {"smooth": "gram", "solver": "noise_aware"},
-            ["error of the quadratic program", "noise-aware problem without a solution"],
-        ),
-        ({"normalize": False}, ["error of the quadratic program"]),
+        ({"type": "unit_mean"}, []),
+        ({"type": "marble_no_norm"}, ["error of the quadratic program"]),
     ],
     ids=str,
 )
 def test_guards_ask_of_a_solver_what_it_promises(
     tiny_sd3: Path, tmp_path: Path, balance: dict[str, object], trouble: list[str]
 ) -> None:
-    line = {"qp/kkt_residual": 0.1, "harmony/conflict": 1.0, "metric_harmony/conflict": 1.0, "qp/fallback": 1.0}
+    line = {"qp/kkt_residual": 0.1, "harmony/conflict": 1.0, "metric_harmony/conflict": 1.0}
     run = with_balance(made(tiny_sd3, tmp_path, [{"step": 0, **line}], {}), **balance)
     verdict = answers(run)["guards"]
     assert [figure.split(": ")[0] for figure in verdict.figures] == trouble

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from marble_rl.losses.settings import LossConfig
-from marble_rl.training.precision import LossScale
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -21,6 +19,7 @@ from marble_rl.config import load_config
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, OutOfMemory, RewardFailed
 from marble_rl.gradients.accumulate import GradientAccumulator
+from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models import check_quantization, load_model
@@ -38,10 +37,12 @@ from marble_rl.runs.checkpoint import load_newest
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.training.batch import training_batch
 from marble_rl.training.experience import ExperienceSource
-from marble_rl.training.policy_gradients import PolicyGradients, policy_gradients
+from marble_rl.training.loss_scale import LossScale
+from marble_rl.training.policy_gradients import PolicyGradients
 from marble_rl.training.trainer import Trainer
 from marble_rl.types import Rollout
 from runs import lora_bytes, marble, metrics, train, write_config
+from stages import policy_gradients
 
 CPU = torch.device("cpu")
 HALF = 2.0**-8
@@ -61,13 +62,13 @@ def trained_on(folder: Path, memory: MemorySettings, scale: float = 1.0) -> tupl
     frames = {"frames": 5} if model.makes_videos else {}
     config = RolloutConfig(groups=4, group_size=2, steps=3, height=16, width=32, **frames)
     rollout = roll_out(model, policy, PromptCache(model), prompts.draw(0, 0, 4), config, seed=0, index=0)
-    batch = training_batch(rollout, 0, LossConfig(timesteps_per_sample=1), seed=5, step=9)
+    batch = training_batch(rollout, 0, Nft(NftSettings(timesteps_per_sample=1)), seed=5, step=9)
     columns = torch.randn(8, 3, generator=torch.Generator().manual_seed(3))
 
     def gradients(method: Any = "fused", x0: Tensor | None = None) -> PolicyGradients:
         given = batch if x0 is None else dataclasses.replace(batch, x0=x0)
         settings = {"per_column": True, "micro_batch": 3, "method": method, "verify": method == "fused"}
-        return policy_gradients(model, policy, given, columns, LossConfig(kl_weight=0.1), **settings, scale=scale)
+        return policy_gradients(model, policy, given, columns, NftSettings(kl_weight=0.1), **settings, scale=scale)
 
     return model, rollout, policy, gradients
 
@@ -418,8 +419,8 @@ def test_an_exchange_is_not_made_twice_where_memory_runs_out_after_it(
     def starved(*arguments: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    config = LossConfig(timesteps_per_sample=1)
-    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    config = NftSettings(timesteps_per_sample=1)
+    batch = training_batch(rollout, 0, Nft(config), seed=5, step=9)
     micro_batch = automatic(8)
     monkeypatch.setattr(GradientAccumulator, "finish", starved)
     with pytest.raises(torch.OutOfMemoryError):
