@@ -19,7 +19,7 @@ from marble_rl.evaluation.report import EvaluationReport
 from marble_rl.prompts import read_prompt_file
 from marble_rl.rewards.core.base import FunctionReward, RewardBatch
 from marble_rl.types import Prompt, RewardTable
-from runs import train
+from runs import train, write_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
@@ -85,6 +85,28 @@ def test_reward_of_the_tutorial_scores_what_it_says() -> None:
     symmetric, asymmetric = reward.score(RewardBatch(np.stack([mirrored, lopsided]), [prompt, prompt]))
     assert symmetric == 0.0
     assert -1.0 <= asymmetric < -0.1
+
+
+@pytest.mark.parametrize(
+    ("page", "block", "settings"),
+    [
+        ("adding_a_rule.md", 0, {"balance": {"type": "part_0:Lagging", "power": 2.0}}),
+        ("adding_a_rule.md", 1, {"balance": {"type": "part_1:MedianLength"}}),
+        ("adding_a_loss.md", 0, {"loss": {"type": "part_2:Awm", "timesteps_per_sample": 1}}),
+    ],
+    ids=["rule", "rule with gradients", "loss"],
+)
+def test_the_rules_and_the_loss_of_the_tutorials_train(
+    tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, block: int, settings: dict[str, Any]
+) -> None:
+    ((section, values),) = settings.items()
+    code = [found["code"] for found in BLOCK.finditer((ROOT / "docs" / page).read_text(encoding="utf-8"))][block]
+    (tmp_path / f"{values['type'].partition(':')[0]}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = write_config(tmp_path / "config.yaml", tiny_sd3, **settings)
+    train(config, tmp_path / "run", "--set", "trainer.steps=2")
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert section in (tmp_path / "run" / "config.json").read_text()
 
 
 def test_geneval_score_of_the_prompts_page_is_the_mean_over_tasks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a config, in one line per mistake that names the key, the value and the fix."""
+"""Turns pydantic's errors into one line per mistake that names the key, the value and the fix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def explain(error: ValidationError, path: Path, tree: dict[str, Any]) -> str:
     for item in error.errors():
         location = _user_location(item["loc"], tree)
         key = ".".join(map(str, location)) or "(top level)"
-        found = item["input"]
+        value = item["input"]
         error_here = item.get("ctx", {}).get("error")
         if isinstance(error_here, InputError):  # it names its key itself
             lines.append(str(error_here))
@@ -40,11 +40,11 @@ def explain(error: ValidationError, path: Path, tree: dict[str, Any]) -> str:
             tag = str(item["ctx"]["tag"])
             text = f"unknown type {tag!r}.{suggestion(tag, valid)} Valid: {', '.join(valid)}"
         elif item["type"] in ("model_type", "model_attributes_type", "dict_type"):
-            text = f"expected a mapping (key: value), found {kind(found)}"
+            text = f"expected a mapping (key: value), found {kind(value)}"
         elif item["type"] == "list_type":
-            text = f"expected a list, found {kind(found)}"
+            text = f"expected a list, found {kind(value)}"
         else:
-            text = f"found {found!r}; {item['msg'][0].lower()}{item['msg'][1:]}"
+            text = f"found {value!r}; {item['msg'][0].lower()}{item['msg'][1:]}"
         lines.append(f"{key}: {text}")
     unique = list(dict.fromkeys(lines))
     return f"{path}: {unique[0]}" if len(unique) == 1 else f"{path}:\n  " + "\n  ".join(unique)

@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not readable"
-        raise InputError(f"{path} is not valid YAML{where}: {problem}. Mend that line.") from None
+        raise InputError(f"{path} is not valid YAML{where}: {problem}. Fix that line.") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path}: expected a mapping of sections (model:, prompts:, ...), found {kind(tree)}.")
     return tree

@@ -37,9 +37,9 @@ def with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
 
 def _absolute_model(path: str, folder: Path) -> str:
     """One that lies in neither the config's folder nor the current one, where `--set` is typed, is an id on the hub."""
-    for found in (folder / path, Path(path)):
-        if found.is_dir():
-            return str(found.resolve())
+    for candidate in (folder / path, Path(path)):
+        if candidate.is_dir():
+            return str(candidate.resolve())
     return path
 
 

@@ -57,7 +57,7 @@ def _section(section: type[BaseModel]) -> str:
 
 
 def _title(name: str, section: type[BaseModel]) -> str:
-    """Variants are told apart by their `type`."""
+    """Variants are named by their `type`."""
     tag = section.model_fields.get("type")
     if tag is None or get_origin(tag.annotation) is not Literal:
         return f"`{name}`"
@@ -74,7 +74,7 @@ def _type_name(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " | ".join(f"`{value}`" for value in arguments)
-    if hasattr(annotation, "__metadata__"):  # Annotated: the constraint is told in the description
+    if hasattr(annotation, "__metadata__"):  # Annotated: the description states the constraint
         return _type_name(arguments[0])
     if origin is list:
         return f"list of {_type_name(arguments[0])}"

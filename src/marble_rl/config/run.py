@@ -64,7 +64,7 @@ class TrainerConfig(Section):
     """Samples in one forward pass of training. `auto` begins with 64 and halves it whenever memory runs out, before
     anything was changed."""
     shard_base: bool = False
-    """Several processes only: each keeps its share of the frozen base model (FSDP2), for models that do not fit one
+    """Several ranks only: each keeps a shard of the frozen base model (FSDP2), for models that do not fit one
     card. See docs/distributed.md."""
     save_every: PositiveInt = 20
     """Steps between checkpoints; the last step is always saved."""

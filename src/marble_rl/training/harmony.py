@@ -1,8 +1,8 @@
-"""How well one direction serves every reward: cosines in-batch and on held-out halves, and each reward's signal.
+"""How well one direction serves every reward: cosines in-batch and on the other half, and each reward's signal.
 
 In-batch cosines measure a direction against the very gradients it was made from, so a reward's noise counts as
-agreement with itself. The held-out figures make the direction from one half of the prompt groups and measure it
-against the gradients of the other half (docs/method.md, section 6).
+agreement with itself. The other-half figures (`heldout/...` in the log) make the direction from one half of the prompt
+groups and measure it against the gradients of the other half (docs/method.md, section 6).
 
 Everything comes from products of gradients; no parameter is touched.
 """
@@ -22,8 +22,8 @@ SIGNAL_DECAY = 0.9
 
 @dataclass(frozen=True)
 class Harmony:
-    """Cosines of one direction with the gradients of the rewards that have one; averaged over both halves where
-    it is the held-out figure."""
+    """Cosines of one direction with the gradients of the rewards that have one. Other-half figures are averaged over
+    both ways round."""
 
     min_cos: float
     mean_cos: float
@@ -58,7 +58,7 @@ def heldout_harmony(
     """Of the direction that ``rule`` (Gram [J, J] -> weights [J]) makes from one half, with the other half's
     gradients; the mean of both ways round.
 
-    ``made_from`` [2, 2, J, J]: what the rule sees, where those are other products than the cosines are told in."""
+    ``made_from`` [2, 2, J, J]: the products that the rule sees, where cosines are measured in others (a metric)."""
     seen = half_gram if made_from is None else made_from
     ways = []
     for made, measured in ((0, 1), (1, 0)):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LossScale:
-    """The factor on gradients in float16; 1 for other numbers, which need none.
+    """The factor on gradients in float16; 1 in other precisions, which need none.
 
     Halved by an overflow, doubled after ``GROW_AFTER`` updates without one.
     """
@@ -36,8 +36,8 @@ class LossScale:
     def applied(self, gradients: Callable[[float], PolicyGradients]) -> PolicyGradients:
         """``gradients(scale)``, on smaller and smaller scales until they are finite.
 
-        Where the losses are not finite, or the gradients not even on scale 1, it is no overflow: the caller's affair,
-        and the scale stays what it was.
+        Losses that are not finite, or gradients that are not finite even on scale 1, are no overflow: they are returned
+        as they are, and the scale stays what it was.
         """
         value, clean = self.value, self._clean
         self._overflows = 0
@@ -67,7 +67,7 @@ class LossScale:
         return {"value": self.value, "clean": self._clean} if self._scaled else {}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        # 1.0 is what older versions saved for other numbers, from which a run may be continued in float16.
+        # Older versions saved 1.0 in other precisions, and such a run may be continued in float16.
         if self._scaled and state.get("value", 1.0) > 1.0:
             self.value, self._clean = state["value"], int(state["clean"])
 

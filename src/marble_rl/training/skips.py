@@ -6,14 +6,14 @@ from marble_rl.errors import NonFiniteGradient
 
 
 class Skips:
-    """Updates that were left out because a loss or gradient was not finite. They changed nothing and count as none.
+    """Counts the updates that were skipped. A skipped update changes nothing and does not count as a step.
 
-    The rollout of such an update is dropped with it. ``total`` belongs to the number of a rollout, so that the next
-    attempt draws other prompts and noise; it is saved, so that a resumed run draws the same ones.
+    Its rollout is dropped with it. ``total`` is added to the number of a rollout, so that the next attempt draws other
+    prompts and noise; it is saved, so that a resumed run draws the same ones.
     """
 
     MOST = 10
-    """In a row; more of them are no accident."""
+    """Limit of skipped updates in a row: more of them mean that training has diverged."""
 
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
@@ -21,7 +21,7 @@ class Skips:
         self._in_a_row = 0
 
     def skip(self, bad: NonFiniteGradient) -> None:
-        """Count one, or raise it."""
+        """Count one, or raise the error where skipping is not allowed or not sensible any more."""
         if not self.allowed:
             raise bad
         if self._in_a_row == self.MOST:
@@ -34,5 +34,5 @@ class Skips:
 
     @property
     def figures(self) -> dict[str, float]:
-        """For the log: how many were left out before this update."""
+        """For the log: how many updates were skipped before this one."""
         return {"guard/skipped": float(self._in_a_row)} if self.allowed else {}

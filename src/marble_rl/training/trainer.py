@@ -46,13 +46,13 @@ class RunResult:
     lora: Path
     """Folder that plain diffusers' ``load_lora_weights`` reads: the EMA weights."""
     metrics: Metrics
-    """Of the last step taken; empty where nothing was left to do."""
+    """Of the last step taken; empty where all steps were done before."""
 
 
 class Trainer:
-    """Trains one run. Everything that the config can get wrong is found here, before a model is loaded."""
+    """Trains one run. Creating it checks everything that a config can get wrong, before a model is loaded."""
 
-    # Set by _load, once the config was found good.
+    # Set by _load, once the config has been checked.
     _model: DiffusionModel
     _prompt_cache: PromptCache
     _source: ExperienceSource
@@ -60,7 +60,7 @@ class Trainer:
     _watches: Watches
     _journal: Journal
     _experience: Experience | None = None
-    """The rollout that is being trained on."""
+    """The rollout that the next update trains on; None: sample a new one."""
 
     def __init__(
         self,
@@ -119,14 +119,14 @@ class Trainer:
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
     def _take_step(self) -> Metrics:
-        """One optimizer update; where one is skipped, the next rollout's."""
+        """One optimizer update. Where it has to be skipped, the next rollout is sampled and tried."""
         while True:
             try:
                 return self._try_step()
             except NonFiniteGradient as bad:
                 self._learner.skips.skip(bad)
                 self._say(f"skipped: {bad}")
-            # Outside of the handler: the error's traceback held on to the rollout and its gradients.
+            # Outside of the handler: the error's traceback kept the rollout and its gradients alive.
             self._experience = None
 
     def _try_step(self) -> Metrics:
@@ -148,22 +148,22 @@ class Trainer:
             **proposal.figures,
             "guard/clamped": float(experience.clamped[rows].sum()),
         }
-        used_up = update + 1 == c.rollout.updates
+        last_of_rollout = update + 1 == c.rollout.updates
         with display.stage("update"):
-            metrics |= learner.apply(proposal, last_of_rollout=used_up)
+            metrics |= learner.apply(proposal, last_of_rollout)
         alarms: dict[str, str] = {}
-        if used_up:
+        if last_of_rollout:
             self._experience = None
             alarms = self._watches.observe(experience.means)
             metrics |= experience.watched | self._watches.figures(alarms)
         try:
             with self.world.agreed(), self._memory_errors(lambda: "evaluate"):
                 metrics |= self._evaluate_if_due()
-        except MarbleError:  # known to all processes: the step is done, and logged without its evaluation
+        except MarbleError:  # raised on every rank: the step is done, and is logged without its evaluation
             self._journal.log(step, metrics)
             raise
         self._journal.log(step, metrics)
-        self._sound(alarms)
+        self._act_on(alarms)
         return metrics
 
     def _evaluate_if_due(self) -> Metrics:
@@ -183,7 +183,8 @@ class Trainer:
             )
         return {f"eval/{name}": mean for name, mean in result.means.items()}
 
-    def _sound(self, alarms: dict[str, str]) -> None:
+    def _act_on(self, alarms: dict[str, str]) -> None:
+        """Warn, or stop the run, where a watched reward fell while the trained ones rose."""
         for name, alarm in alarms.items():
             if self.config.watched_rewards[name].action == "stop":
                 raise RewardExploited(
@@ -195,13 +196,13 @@ class Trainer:
     # Around the loop
 
     def _load(self) -> None:
-        """Models, and the state of an earlier part of this run where there is one."""
+        """Load models, and the newest checkpoint where there is one."""
         c, scorer = self.config, self._inputs.scorer
         for remark in (*self._remarks, *self._inputs.remarks):
             self._say(remark)
-        # One process reads it, and sends it to the others: they cannot see different ones.
-        found = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
-        checkpoint = self.world.from_first(found)
+        # The first rank reads and broadcasts it, so that all ranks start from the same one.
+        newest = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
+        checkpoint = self.world.from_first(newest)
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
         with self.console.status("loading models"):
@@ -210,12 +211,12 @@ class Trainer:
             policy = LoraPolicy(self._model.transformer, c.lora, self._model.lora_targets, c.trainer.seed)
             remarks = scorer.load(self._device)
             check_same_rewards(self.world, scorer.names)
-            # Once more: a reward on another machine could not be asked before, nor a model on the hub.
+            # Checked again: before loading, a remote reward or a model on the hub could not be asked.
             scorer.check_media(self._model.media())
             scorer.check_applicability(c.trained_rewards, self._inputs.train.prompts)
         if self.world.lockstep:
             own, whole = kept_here(self._model.transformer)
-            remarks.append(f"base model sharded: {own:,} of {whole:,} parameters in this process")
+            remarks.append(f"base model sharded: {own:,} of {whole:,} parameters on this rank")
         for remark in remarks:
             self._say(remark)
         self._prompt_cache = PromptCache(self._model)
@@ -229,7 +230,7 @@ class Trainer:
         self._journal = Journal(c, self.folder, self.world, scorer, self._device, self.console, self.step)
 
     def _save(self) -> None:
-        """Wait for the first process, which writes for all."""
+        """The first rank writes the checkpoint; the others wait for it."""
         with self.world.agreed(), self._journal.display.stage("checkpoint"):
             check_same_weights(self.world, self._learner.policy.flat)
             self._write_checkpoint()
@@ -240,8 +241,8 @@ class Trainer:
             save_checkpoint(self.folder.checkpoints, state, self.config.trainer.keep_checkpoints)
 
     def _save_before_stopping(self, stop: RunStopped) -> None:
-        """The weights are those after the last complete step; where the disk refuses, or an update was left half-made,
-        the last checkpoint stays."""
+        """Save the weights after the last complete step. Where the disk refuses a write, or an update was interrupted
+        half-way, the previous checkpoint stays the newest."""
         if isinstance(stop, LostProcess):
             self._write_checkpoint()
         elif not isinstance(stop, StorageFailed):
@@ -254,7 +255,7 @@ class Trainer:
                 self._model.write_lora(self.folder.lora, EMA)
 
     def _memory_errors(self, stage: Callable[[], str]) -> AbstractContextManager[None]:
-        """Where a process is in the middle of a pass that all make together, only its death tells the others."""
+        """In lockstep an out-of-memory error must end the rank: catching it would leave the others waiting."""
         return nullcontext() if self.world.lockstep else memory_errors(stage)
 
     def _say(self, message: str) -> None:
