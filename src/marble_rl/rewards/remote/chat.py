@@ -65,7 +65,7 @@ class ChatServer:
             advice = (
                 "raise `timeout`, lower `concurrency`, or see what the server is doing"
                 if error.timed_out
-                else "start the server, or correct `url`"
+                else "check that the server runs, and that `url` is its address"
             )
             raise ChatError(f"{self.excerpt(str(error))}; {advice}") from None
         return self._decoded(f"{self.url}/{path}", reply)

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from marble_rl.errors import InputError
@@ -60,7 +61,7 @@ class HttpClient:
             headers={"Accept": "application/json", "User-Agent": "marble-rl"},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=proxies,
-            verify=ssl.create_default_context(),  # the system's certificates; httpx's default is its own list
+            verify=_system_certificates(),
         )
 
     def send(
@@ -93,6 +94,12 @@ class HttpClient:
             raise RequestFailed(f"{address} did not answer within {timeout:g} seconds", timed_out=True) from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise RequestFailed(f"{address}: {type(error).__name__}: {error}") from error
+
+
+@cache
+def _system_certificates() -> ssl.SSLContext:
+    """What the system trusts; httpx's default is a list that comes with a package."""
+    return ssl.create_default_context()
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:

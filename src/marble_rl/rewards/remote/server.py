@@ -168,7 +168,8 @@ class RewardsApp:
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+            reason = f"{request.method} {request.url.path[:100]}: {error.detail}"
+            return JSONResponse({"error": reason}, error.status_code, error.headers)
         if isinstance(error, Malformed):
             return JSONResponse({"error": str(error)}, 400)
         reason = str(error) or type(error).__name__
@@ -197,7 +198,7 @@ def address(listener: socket.socket) -> str:
 @contextmanager
 def running(app: ASGIApp, listener: socket.socket) -> Iterator[None]:
     """Answer requests while the context is open. On exit, accept no more connections, close those without a request,
-    and wait until the other requests are answered; after an exception, do not wait."""
+    and wait until the other requests are answered; KeyboardInterrupt does not wait."""
     config = uvicorn.Config(
         app,
         http="h11",
@@ -215,11 +216,16 @@ def running(app: ASGIApp, listener: socket.socket) -> Iterator[None]:
     # A daemon, and so are the threads that it starts for the models: a second Ctrl-C does not wait for them.
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
+    wait = True
     try:
         yield
+    except KeyboardInterrupt:
+        wait = False
+        raise
     finally:
-        server.should_exit = True
-    thread.join()
+        if wait:
+            server.should_exit = True
+            thread.join()
 
 
 def required_token(host: str) -> str | None:
