@@ -79,7 +79,7 @@ def test_a_server_that_dies_stops_the_run_with_everything_saved(tiny_sd3: Path, 
 
 @pytest.mark.full
 def test_four_runs_train_on_one_server(tiny_sd3: Path, tmp_path: Path) -> None:
-    """Four processes at once, each with a seed of its own: each gets the scores of its own images."""
+    """Four processes at once, each with another seed: each gets the scores of its own images."""
     settings = [["--set", f"trainer.seed={seed}", "--set", "trainer.steps=4"] for seed in range(4)]
     with serving(base_config(tiny_sd3)["rewards"]) as url:
         config = remote_config(tmp_path / "c.yaml", tiny_sd3, url)

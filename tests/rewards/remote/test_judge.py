@@ -226,7 +226,7 @@ def test_a_failure_stops_the_run_and_names_the_prompt(server: ChatStub) -> None:
 
 
 def test_a_judge_that_hangs_keeps_no_program_alive(server: ChatStub) -> None:
-    """A program that ends waits for threads that are no daemons, and for those of executors."""
+    """At its end a program waits for threads that are not daemons, and for those of executors."""
     server.replies = [lambda handler, body: server.closing.wait(300)]
     program = f"""
 import sys, threading

@@ -258,7 +258,7 @@ def test_sigterm_finishes_the_request_under_way_and_a_kill_moves_it_to_the_other
         wait_until_busy(first, "slow")
         killed.kill()
         host, port = second.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))):  # asks for nothing, and is not waited for
+        with socket.create_connection((host, int(port))):  # without a request: the server closes it
             wait_until_busy(second, "slow")
             stopped.send_signal(signal.SIGTERM)
             assert answer.result(timeout=10) == expected

@@ -1,4 +1,4 @@
-"""One reward, as its config wants it called: where, how many images at a time, how often again after a failure.
+"""One reward, called with the settings of its config entry: device, batch size, timeout, retries, cache.
 
 The trainer and the server call rewards through here, so that both check and count alike.
 """
@@ -227,7 +227,7 @@ def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) ->
 
 
 def _with_timeout(call: Callable[[], T], seconds: float | None) -> T:
-    """Run in a thread of its own where a timeout is set; a call that hangs is left behind, not waited for."""
+    """Run in a new thread where a timeout is set. A call that exceeds it is abandoned, not stopped."""
     if seconds is None:
         return call()
     outcome: list[tuple[T | None, BaseException | None]] = []

@@ -49,7 +49,7 @@ class RemoteFailed(RuntimeError):
 
 
 class Server:
-    """One server, and whether it failed of late."""
+    """One server, and when it last failed."""
 
     def __init__(self, url: str, timeout: float) -> None:
         self.url = url
@@ -151,7 +151,7 @@ class Remote(RewardBase):
 
     def _in_turn(self) -> list[Server]:
         """The servers in the order in which to try them: another one first every time, busy ones later, and those
-        that failed of late at the end."""
+        that failed in the last seconds at the end."""
         with self._lock:
             first = next(self._turns) % len(self._servers)
         now = time.monotonic()

@@ -1,12 +1,12 @@
 """The format of requests to reward servers and of their replies.
 
-A batch travels as one line of JSON, then the pixels as they lie in memory:
+A batch is one line of JSON, then the pixels as they are in memory:
 
     {"shape": [B, H, W, 3], "prompts": [{"index": 0, "text": "a kite", "source": "things", "metadata": {}}, ...]}\n
     B * H * W * 3 bytes
 
 For videos the shape is [B, F, H, W, 3]. Scores come back as JSON numbers in Python's shortest exact form, so that no
-bit of a float64 is lost; null where the reward has nothing to say. Nothing that is received is ever unpickled.
+bit of a float64 is lost; null where the reward does not apply to the image. Nothing that is received is unpickled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from marble_rl.rewards.core.base import Images, RewardBatch, Traits
 from marble_rl.types import Prompt
 
 PROTOCOL = 2
-"""Raised when a server and a client of different versions would misunderstand each other."""
+"""Increased with every change after which a server and a client of different versions would misread each other."""
 TOKEN_VARIABLE = "MARBLE_REWARDS_TOKEN"
 SERVED_TRAITS = ("higher_is_better", "deterministic", "media")
 PROMPT_FIELDS = {"index": int, "text": str, "source": str, "metadata": dict}
