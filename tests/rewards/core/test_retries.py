@@ -109,10 +109,10 @@ def test_even_keyboard_interrupts_of_a_policy_for_all_errors() -> None:
 def test_no_attempt_is_made_after_the_deadline_of_the_thread() -> None:
     attempts = Attempts(*failing(9))
     begun = time.monotonic()
-    with giving_up_after(0.2), pytest.raises(AttemptsFailed):
+    with giving_up_after(0.5), pytest.raises(AttemptsFailed):
         attempts.run(retries=8, backoff=0.05)
     assert time.monotonic() - begun < 5
-    assert 1 < len(attempts.times) < 5, "pauses of 0.05 and 0.1 seconds fit, the next does not"
+    assert len(attempts.times) <= 4, "pauses of 0.05, 0.1 and 0.2 seconds fit, the next does not"
 
 
 def test_a_pause_ends_when_the_rest_is_stopped() -> None:
