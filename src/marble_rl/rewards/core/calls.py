@@ -1,4 +1,4 @@
-"""One reward, as its config wants it called: where, how many images at a time, how often again after a failure.
+"""One reward, called with the settings of its config entry: device, batch size, timeout, retries, cache.
 
 The trainer and the server call rewards through here, so that both check and count alike.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -19,13 +19,11 @@ from marble_rl.devices import pick_device
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, giving_up_after, traits_of
 from marble_rl.rewards.core.cache import ScoreCache, content_key
+from marble_rl.rewards.core.retries import AttemptsFailed, RetryPolicy
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Media, Prompt
 
 T = TypeVar("T")
-
-LONGEST_PAUSE = 60.0
-"""Seconds between two attempts at most."""
 
 
 @dataclass
@@ -157,32 +155,24 @@ class CalledReward:
         return scores
 
     def _attempts(self, batch: RewardBatch) -> Scores:
-        failures: list[BaseException] = []
-        for number in range(self.retries + 1):
-            if number:
-                time.sleep(min(self.config.backoff * 2 ** (number - 1), LONGEST_PAUSE))
-                self._count(retries=1)
-            try:
-                return self._attempt(batch)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # a reward that calls sys.exit, or panics in Rust, has failed like others
-                failures.append(error)
-        raise RewardFailed(self._explained(failures, batch)) from failures[-1]
+        policy = RetryPolicy(
+            self.retries,
+            self.config.backoff,
+            on_retry=lambda: self._count(retries=1),
+            errors=BaseException,  # a reward that calls sys.exit, or panics in Rust, has failed like others
+        )
+        try:
+            return policy.call(lambda _: self._attempt(batch))
+        except AttemptsFailed as error:
+            raise RewardFailed(self._explained(error, batch)) from error.failures[-1]
 
-    def _explained(self, failures: Sequence[BaseException], batch: RewardBatch) -> str:
-        row = getattr(failures[-1], "row", 0)
+    def _explained(self, error: AttemptsFailed, batch: RewardBatch) -> str:
+        row = getattr(error.failures[-1], "row", 0)
         known = isinstance(row, int) and 0 <= row < len(batch.prompts)  # somebody's exception may have another `row`
         prompt = batch.prompts[row if known else 0]
-        attempts = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
-        reasons = [f"{type(error).__name__}: {error}" for error in failures]
-        different = [
-            f"{reason} ({reasons.count(reason)} times)" if 1 < reasons.count(reason) < len(reasons) else reason
-            for reason in dict.fromkeys(reasons)
-        ]
         return (
-            f"reward {self.name!r} failed after {attempts} on an image of prompt {prompt.index} "
-            f"({prompt.text!r}): {'; '.join(different)}"
+            f"reward {self.name!r} failed after {error.attempts} on an image of prompt {prompt.index} "
+            f"({prompt.text!r}): {error.reasons(lambda failure: f'{type(failure).__name__}: {failure}')}"
         )
 
     def _check_media(self, batch: RewardBatch) -> None:
@@ -237,7 +227,7 @@ def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) ->
 
 
 def _with_timeout(call: Callable[[], T], seconds: float | None) -> T:
-    """Run in a thread of its own where a timeout is set; a call that hangs is left behind, not waited for."""
+    """Run in a new thread where a timeout is set. A call that exceeds it is abandoned, not stopped."""
     if seconds is None:
         return call()
     outcome: list[tuple[T | None, BaseException | None]] = []
