@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from marble_rl import __version__
-from marble_rl.runs.checkpoint import checkpoint_steps, version_of
 from marble_rl.config import RunConfig, dump_config, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
+from marble_rl.runs.checkpoint import checkpoint_steps, version_of
 from marble_rl.storage import storage_errors, write_bytes
 
 IDENTITY = ("model", "lora", "prompts", "rewards", "balance")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from marble_rl.config import RunConfig
+from marble_rl.devices import pick_device
 from marble_rl.errors import require_name
 from marble_rl.models import check_model_path, check_model_settings, check_quantization, known_media
-from marble_rl.devices import pick_device
 from marble_rl.models.lora_files import check_initial_lora
 from marble_rl.prompts import PromptSet, load_prompts
 from marble_rl.prompts.meaning import asked_for

@@ -13,16 +13,15 @@ from rich.console import Console
 
 from marble_rl.config import RunConfig
 from marble_rl.config.trackers import TrackerConfig
-from marble_rl.distributed.world import World
 from marble_rl.devices import peak_bytes
-from marble_rl.types import Metrics
-from marble_rl.rewards.core.scoring import Scorer
+from marble_rl.distributed.world import World
 from marble_rl.rewards.core.calls import Counts
+from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.images import image_grid, save_image
 from marble_rl.runs.log import Display, MetricsFile
 from marble_rl.runs.trackers import Trackers
-from marble_rl.types import Rollout
+from marble_rl.types import Metrics, Rollout
 
 GRID_PROMPTS, GRID_IMAGES = 8, 8
 

@@ -21,8 +21,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from marble_rl.types import Metrics
 from marble_rl.storage import storage_errors, write_bytes
+from marble_rl.types import Metrics
 
 UNKNOWN = 1 << 62
 

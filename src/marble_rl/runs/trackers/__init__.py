@@ -16,9 +16,9 @@ from types import TracebackType
 from marble_rl.config import RunConfig
 from marble_rl.config.trackers import TrackerConfig
 from marble_rl.errors import InputError, MarbleError
-from marble_rl.types import Metrics
-from marble_rl.storage import write_json
 from marble_rl.runs.trackers.base import TrackedRun, Tracker
+from marble_rl.storage import write_json
+from marble_rl.types import Metrics
 
 IDENTITIES = "trackers.json"
 """File in the run folder with what each tracker calls the run."""

@@ -11,8 +11,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from marble_rl.config.loading import to_yaml
 from marble_rl.config.trackers import TensorboardTracker
-from marble_rl.types import Metrics
 from marble_rl.runs.trackers.base import GRID, TrackedRun
+from marble_rl.types import Metrics
 
 
 class EventFiles:

@@ -12,8 +12,8 @@ import trackio
 
 from marble_rl.config import dump_config
 from marble_rl.config.trackers import TrackioTracker
-from marble_rl.types import Metrics
 from marble_rl.runs.trackers.base import GRID, TrackedRun
+from marble_rl.types import Metrics
 
 
 class TrackioRun:

@@ -10,8 +10,8 @@ import wandb
 
 from marble_rl.config import dump_config
 from marble_rl.config.trackers import WandbTracker
-from marble_rl.types import Metrics
 from marble_rl.runs.trackers.base import GRID, TrackedRun
+from marble_rl.types import Metrics
 
 
 class WandbRun:
