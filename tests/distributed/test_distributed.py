@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from marble_rl.distributed.processes import TIMEOUT, _timeout
 from torch import Tensor
 
 from marble_rl.config import load_config
 from marble_rl.distributed.interrupts import Interrupts
-from marble_rl.distributed.processes import TIMEOUT, _timeout
 from marble_rl.distributed.world import World, check_same_rewards, check_same_weights, check_world, join
 from marble_rl.errors import InputError, RunStopped
 from marble_rl.gradients.accumulate import GradientAccumulator
@@ -81,8 +81,8 @@ def test_one_process_is_a_world_without_exchanges() -> None:
     value = torch.ones(2)
     world.sum_(value)
     assert value.tolist() == [1, 1]
-    assert (world.gather(3), world.gather_first(3), world.from_first(3), world.largest(3)) == ([3], [3], 3, 3)
-    with pytest.raises(KeyError), world.agreed():
+    assert (world.gather(3), world.gather_first(3), world.broadcast(3), world.largest(3)) == ([3], [3], 3, 3)
+    with pytest.raises(KeyError), world.failing_together():
         raise KeyError
 
 

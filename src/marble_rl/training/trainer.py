@@ -17,7 +17,7 @@ from rich.console import Console
 from marble_rl.config import RunConfig
 from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.distributed.world import World, check_same_rewards, check_same_weights, check_world, join
-from marble_rl.errors import LostProcess, MarbleError, NonFiniteGradient, RewardExploited, RunStopped, StorageFailed
+from marble_rl.errors import MarbleError, NonFiniteGradient, RankLost, RewardExploited, RunStopped, StorageFailed
 from marble_rl.evaluation.evaluate import evaluate
 from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models.base import DiffusionModel, PromptCache
@@ -77,7 +77,7 @@ class Trainer:
         self.console = console or Console(stderr=True)
         if not self.world.first:
             self.console = Console(quiet=True)
-        with self.world.agreed():
+        with self.world.failing_together():
             self._inputs = check_inputs(config)
             check_world(self.world, config.rollout.groups, config.rollout.updates)
             check_sharding(config, self.world)
@@ -97,14 +97,17 @@ class Trainer:
         metrics: Metrics = {}
         interrupts = Interrupts(self._say, agree=self.world.largest, launched=self.world.size > 1)
         with self.folder.opened(self.config, self.world), interrupts:
-            with self.world.agreed(), self._memory_errors(lambda: "loading"):
+            with self.world.failing_together(), self._memory_errors(lambda: "loading"):
                 self._load()
             if interrupts.pending():
                 interrupts.stop("stopped before the first step; continue with --resume")
             with self._journal:
                 while self.step < steps:
                     try:
-                        with self.world.agreed(), self._memory_errors(lambda: self._journal.display.current_stage):
+                        with (
+                            self.world.failing_together(),
+                            self._memory_errors(lambda: self._journal.display.current_stage),
+                        ):
                             metrics = self._take_step()
                         finished, stopping = self.step == steps, interrupts.pending()
                         if finished or stopping or self.step % self.config.trainer.save_every == 0:
@@ -114,7 +117,7 @@ class Trainer:
                         raise
                     if stopping and not finished:
                         interrupts.stop(f"stopped after step {self.step}; continue with --resume")
-            with self.world.agreed():
+            with self.world.failing_together():
                 self._write_lora()
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
@@ -158,7 +161,7 @@ class Trainer:
             alarms = self._watches.observe(experience.means)
             metrics |= experience.watched | self._watches.figures(alarms)
         try:
-            with self.world.agreed(), self._memory_errors(lambda: "evaluate"):
+            with self.world.failing_together(), self._memory_errors(lambda: "evaluate"):
                 metrics |= self._evaluate_if_due()
         except MarbleError:  # known to all processes: the step is done, and logged without its evaluation
             self._journal.log(step, metrics)
@@ -202,7 +205,7 @@ class Trainer:
             self._say(remark)
         # One process reads it, and sends it to the others: they cannot see different ones.
         found = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
-        checkpoint = self.world.from_first(found)
+        checkpoint = self.world.broadcast(found)
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
         with self.console.status("loading models"):
@@ -231,7 +234,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Wait for the first process, which writes for all."""
-        with self.world.agreed(), self._journal.display.stage("checkpoint"):
+        with self.world.failing_together(), self._journal.display.stage("checkpoint"):
             check_same_weights(self.world, self._learner.policy.flat)
             self._write_checkpoint()
 
@@ -243,10 +246,10 @@ class Trainer:
     def _save_before_stopping(self, stop: RunStopped) -> None:
         """The weights are those after the last complete step; where the disk refuses, or an update was left half-made,
         the last checkpoint stays."""
-        if isinstance(stop, LostProcess):
+        if isinstance(stop, RankLost):
             self._write_checkpoint()
         elif not isinstance(stop, StorageFailed):
-            with self.world.agreed():
+            with self.world.failing_together():
                 self._write_checkpoint()
 
     def _write_lora(self) -> None:
