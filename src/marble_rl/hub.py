@@ -93,7 +93,7 @@ def _reason(error: BaseException, source: str, wanted: str) -> str:
     if among(LocalEntryNotFoundError, OfflineModeIsEnabled):
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"the hub cannot be reached ({causes[-1]})"
         return (
-            f"{wanted} of {source!r} is neither a local folder nor in the hub's cache, and {why}. "
+            f"{wanted} of {source!r} is neither here nor in the hub's cache, and {why}. "
             f"Download {page} where there is a network (`hf download {source}`), and give the folder"
         )
     if among(EntryNotFoundError):

@@ -140,7 +140,7 @@ def test_published_configs_give_the_published_sizes(name: str, tmp_path: Path) -
 
 
 def test_unknown_published_name(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'sdxl' is none of sd3\.5-medium, flux\.1-dev"):
+    with pytest.raises(InputError, match=r"unknown pipeline 'sdxl'; use one of sd3\.5-medium, flux\.1-dev"):
         write_published("sdxl", tmp_path)
 
 

@@ -395,7 +395,7 @@ def test_a_stop_for_want_of_memory_elsewhere_is_no_reason_for_a_smaller_micro_ba
     micro_batch = automatic(16)
 
     def stopped(size: int) -> None:
-        raise OutOfMemory("process 1 of 2: not enough memory")
+        raise OutOfMemory("rank 1 of 2: not enough memory")
 
     with pytest.raises(OutOfMemory):
         micro_batch.applied(stopped)
@@ -443,9 +443,7 @@ def test_all_processes_go_on_with_the_smallest_micro_batch(config_file: Path, tm
     for micro_batch, size in ((automatic(16, said.append), 2), (automatic(1, said.append), 1)):
         micro_batch.agree(Pressed())
         assert micro_batch.size == size
-    assert said == [
-        "memory ran out in another process: 2 samples a training pass from here on (trainer.micro_batch: auto)"
-    ]
+    assert said == ["out of memory on another rank: 2 samples a training pass from here on (trainer.micro_batch: auto)"]
     told = MicroBatch(8, 16, said.append)
     told.agree(Pressed())
     assert told.size == 8
@@ -475,7 +473,7 @@ def test_attention_backends(config_file: Path, tmp_path: Path) -> None:
             load_model(str(tmp_path / "flux"), torch.device("cpu"), memory=settings)
     outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "model.attention=native")
     assert outcome.code == 2
-    assert "model.attention: 'native' given, but diffusers lets Stable Diffusion 3 choose no backend" in outcome.err
+    assert "'native' given, but in diffusers Stable Diffusion 3 has no choice of backends" in outcome.err
 
 
 class Detaching(torch.autograd.Function):
@@ -493,9 +491,9 @@ class Detaching(torch.autograd.Function):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        (lambda plain, q, k, v: plain(q, k, v).detach(), "gives no gradient of queries, keys, values"),
-        (lambda plain, q, k, v: plain(q, k.detach(), v), "gives no gradient of keys: it can be sampled with, not"),
-        (lambda plain, q, k, v: Detaching.apply(plain(q, k, v)), "gives no gradient of queries, keys, values"),
+        (lambda plain, q, k, v: plain(q, k, v).detach(), "gives no gradient for queries, keys, values"),
+        (lambda plain, q, k, v: plain(q, k.detach(), v), "gives no gradient for keys: it can sample, but not train"),
+        (lambda plain, q, k, v: Detaching.apply(plain(q, k, v)), "gives no gradient for queries, keys, values"),
         (lambda plain, q, k, v: plain(q, k, v[..., :3]).expand(7), "cannot be trained with in float32 on cpu: "),
     ],
     ids=["no gradient", "one input cut", "zeros", "an error of its own"],

@@ -36,7 +36,7 @@ class Corpus:
 def make_corpus(
     count: int, seed: int, *, spoilt: float = 0.0, miscaptioned: float = 0.0, sources: Sequence[str] = SOURCES
 ) -> Corpus:
-    """Draw ``count`` scenes, from each source in turn. ``spoilt``, ``miscaptioned``: shares of pictures, of captions."""
+    """Draw ``count`` scenes, the sources in turn. ``spoilt``, ``miscaptioned``: shares of pictures and of captions."""
     dice = random.Random(seed)
     images = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
     scenes, captions = [], []
