@@ -26,22 +26,39 @@ class Threads(World):
         self._barrier.wait(10)
         return values
 
+    def gather_first(self, value: Any) -> list[Any]:
+        values = self.gather(value)
+        return values if self.first else []
+
+    def broadcast(self, value: Any) -> Any:
+        return self.gather(value)[0]
+
+    def largest(self, value: int) -> int:
+        return max(self.gather(value))
+
     def sum_(self, tensor: Tensor) -> None:
         tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
 
 
 def in_threads(size: int, work: Callable[[World], Any]) -> list[Any]:
-    """What ``work`` returns on each of ``size`` ranks, which are threads of this process."""
+    """What ``work`` returns on each of ``size`` ranks, which are threads of this process. Raises the first error."""
     table, barrier, results = [None] * size, threading.Barrier(size), [None] * size
+    errors: list[BaseException] = []
 
     def run(rank: int) -> None:
-        results[rank] = work(Threads(rank, size, table, barrier))
+        try:
+            results[rank] = work(Threads(rank, size, table, barrier))
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
+    if errors:
+        raise errors[0]
     return results
 
 
