@@ -84,7 +84,7 @@ class World:
 
 
 class DeferredError:
-    """Holds the first error of a rank in lockstep back, so that the rank goes on making the passes that others wait
+    """Holds the first error of a rank in lockstep back, so that the rank continues to make the passes that others wait
     for. Not in lockstep it changes nothing: errors leave the ``with`` block as usual.
 
         failure = world.deferring(RunStopped)

@@ -109,7 +109,7 @@ def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
 def _reward(reward: RewardConfig) -> str:
     inner = reward.params.get("reward")
     of = f" of {inner['type']}" if isinstance(inner, dict) and "type" in inner else ""
-    return f"{reward.name} (`{reward.type}`{of})" + (", held out: never trained on" if reward.held_out else "")
+    return f"{reward.name} (`{reward.type}`{of})" + (", evaluation-only: never trained on" if reward.held_out else "")
 
 
 def _scores(evaluation: Evaluation, weights: str) -> str:
@@ -128,7 +128,7 @@ def _scores(evaluation: Evaluation, weights: str) -> str:
     images = evaluation["weights"][weights]["images"]
     prompts = len({image["index"] for image in images})
     rows += ["", f"Mean over {len(images)} samples of {prompts} prompts, with the same seeds before and after."]
-    rows += ["", "\\* held out: never trained on"] if evaluation["held_out_rewards"] else []
+    rows += ["", "\\* evaluation-only: never trained on"] if evaluation["held_out_rewards"] else []
     return "\n".join(rows)
 
 

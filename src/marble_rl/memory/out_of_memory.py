@@ -23,9 +23,16 @@ HELP = {
 
 
 @contextmanager
-def memory_errors(stage: Callable[[], str]) -> Iterator[None]:
+def memory_errors(stage: Callable[[], str], lockstep: bool = False) -> Iterator[None]:
     """Turn an out-of-memory error into an `OutOfMemory` that names the settings that help; ``stage`` returns the name
-    of the current stage."""
+    of the current stage.
+
+    In ``lockstep`` the error is left as it is: it must end the rank, and with it the run. A rank that caught it would
+    leave the others waiting in the middle of a pass.
+    """
+    if lockstep:
+        yield
+        return
     try:
         yield
     except RewardFailed as failed:

@@ -203,7 +203,7 @@ UNDECODED = (
 
 
 class NonFinitePixels(NonFinite):
-    """The autoencoder overflowed. ``images``: black ones in the right shape, for a rank in lockstep, which goes on."""
+    """The autoencoder overflowed. ``images``: black, of the right shape, for a rank in lockstep, which continues."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__(UNDECODED)
