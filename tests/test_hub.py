@@ -16,7 +16,7 @@ from transformers import CLIPConfig
 
 from marble_rl import hub
 from marble_rl.errors import InputError
-from marble_rl.memory.estimate import config_folder
+from marble_rl.memory.empty_model import config_folder
 from marble_rl.models import load_model
 from marble_rl.rewards.builtin.clip import ClipScore, Hpsv2
 from marble_rl.rewards.builtin.detection import load_finder
@@ -143,7 +143,7 @@ def test_an_estimate_does_not_wait_for_a_network(silent: bool, tmp_path: Path, m
         use_hub(f"http://127.0.0.1:{server.getsockname()[1]}", tmp_path, monkeypatch)
         if not silent:
             server.close()
-        monkeypatch.setattr(hub, "PATIENCE", 0.2)
+        monkeypatch.setattr(hub, "REACHABLE_TIMEOUT", 0.2)
         monkeypatch.setattr("time.sleep", lambda _: pytest.fail("a pause before it is tried again"))
         why = "timed out" if silent else "[Cc]onnection refused"
         with pytest.raises(InputError, match=rf"'some/model' is neither here .*, and the hub cannot be reached.*{why}"):

@@ -45,7 +45,7 @@ def test_a_refused_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "fix"),
-    [(errno.ENOSPC, "Free some space"), (errno.EDQUOT, "Free some space"), (errno.EACCES, "Mend that")],
+    [(errno.ENOSPC, "Free some space"), (errno.EDQUOT, "Free some space"), (errno.EACCES, "Fix that")],
 )
 def test_a_refused_write_names_what_helps(number: int, fix: str) -> None:
     reason = os.strerror(number)

@@ -1,4 +1,4 @@
-"""What every section of the config has in common."""
+"""The base class of all sections of the config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
 class Section(BaseModel):
-    """Unknown keys are refused, and so are numbers that JSON does not have, in which a run keeps its config; the
-    docstring under a field is its description."""
+    """Unknown keys are refused. So are NaN and infinity, which the config.json of a run could not hold. The docstring
+    under a field is its description in docs/config.md."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)

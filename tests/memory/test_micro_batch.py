@@ -101,7 +101,7 @@ def test_a_stop_for_want_of_memory_elsewhere_is_no_reason_for_a_smaller_micro_ba
     micro_batch = automatic(16)
 
     def stopped(size: int) -> None:
-        raise OutOfMemory("process 1 of 2: not enough memory")
+        raise OutOfMemory("rank 1 of 2: not enough memory")
 
     with pytest.raises(OutOfMemory):
         micro_batch.applied(stopped)
@@ -149,9 +149,7 @@ def test_all_processes_go_on_with_the_smallest_micro_batch(config_file: Path, tm
     for micro_batch, size in ((automatic(16, said.append), 2), (automatic(1, said.append), 1)):
         micro_batch.agree(Pressed())
         assert micro_batch.size == size
-    assert said == [
-        "memory ran out in another process: 2 samples a training pass from here on (trainer.micro_batch: auto)"
-    ]
+    assert said == ["out of memory on another rank: 2 samples a training pass from here on (trainer.micro_batch: auto)"]
     told = MicroBatch(8, 16, said.append)
     told.agree(Pressed())
     assert told.size == 8

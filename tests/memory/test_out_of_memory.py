@@ -1,59 +1,61 @@
-"""Out of memory: the stage, and the settings that help."""
+"""Out-of-memory errors become a stop that names what helps, except in lockstep."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from marble_rl.errors import OutOfMemory, RewardFailed
-from marble_rl.memory.out_of_memory import memory_errors
-from marble_rl.models.sd3 import SD3Model
-from runs import marble, train, write_config
+from marble_rl.memory.out_of_memory import HELP, is_out_of_memory, memory_errors
 
 
-def test_no_memory_for_gradients(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run stops with everything saved, says what helps, and goes on with it."""
-    run = tmp_path / "run"
-    predict = SD3Model.predict
-
-    def starved(self: SD3Model, x: Tensor, *rest: Any) -> Tensor:
-        if torch.is_grad_enabled() and len(x) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore words.")
-        return predict(self, x, *rest)
-
-    monkeypatch.setattr(SD3Model, "predict", starved)
-    outcome = marble("train", config_file, "--out", run, "--set", "trainer.steps=2")
-    assert outcome.code == 3
-    assert "stopped: out of memory in the stage 'gradients'. What helps: a smaller trainer.micro_batch" in outcome.err
-    assert "model.gradient_checkpointing: true" in outcome.err
-    assert "(CUDA out of memory. Tried to allocate 2.00 GiB.)" in outcome.err
-    assert (run / "checkpoints" / "step-0" / "manifest.json").exists()
-    changes = ("--set", "trainer.micro_batch=2", "--set", "model.gradient_checkpointing=true")
-    train(config_file, run, "--resume", "--set", "trainer.steps=2", *changes)
+def full() -> torch.Tensor:
+    """More than any machine has: torch's own error on the CPU."""
+    return torch.empty(1 << 60, dtype=torch.uint8)
 
 
-def test_no_memory_for_a_reward(tiny_sd3: Path, tmp_path: Path) -> None:
-    rewards = [{"name": "greedy", "type": "rewards_for_tests:greedy", "retries": 0}]
-    outcome = marble("train", write_config(tmp_path / "c.yaml", tiny_sd3, rewards=rewards), "--out", tmp_path / "run")
-    assert outcome.code == 3
-    assert "out of memory in the stage 'rewards'. What helps: a smaller batch_size of the reward" in outcome.err
-    assert "reward 'greedy'" in outcome.err
+def test_a_real_allocation_that_fails_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as error:
+        full()
+    assert is_out_of_memory(error.value)
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
 
 
-def test_what_counts_as_no_memory() -> None:
-    def too_much_for_torch() -> Any:
-        return torch.empty(1 << 60, dtype=torch.uint8)
+@pytest.mark.parametrize("stage", HELP)
+def test_the_message_names_the_stage_and_what_helps_there(stage: str) -> None:
+    with pytest.raises(OutOfMemory) as error, memory_errors(lambda: stage):
+        full()
+    assert f"out of memory in the stage {stage!r}. What helps: {HELP[stage]}. Then continue with --resume" in str(
+        error.value
+    )
 
-    for cause in (too_much_for_torch, lambda: bytearray(1 << 60)):
-        with (
-            pytest.raises(OutOfMemory, match=r"stage 'rollout'.*rollout\.batch_size"),
-            memory_errors(lambda: "rollout"),
-        ):
-            cause()
-    for other in (RuntimeError("shape mismatch"), RewardFailed("reward 'odd': it fell over")):
-        with pytest.raises(type(other), match=str(other)), memory_errors(lambda: "rollout"):
-            raise other
+
+def starved_reward() -> None:
+    try:
+        full()
+    except RuntimeError as cause:
+        raise RewardFailed("the reward 'ocr' failed") from cause
+
+
+def test_a_reward_out_of_memory_is_reported_for_the_stage_rewards() -> None:
+    with (
+        pytest.raises(OutOfMemory, match=r"stage 'rewards'.*the reward 'ocr' failed"),
+        memory_errors(lambda: "rollout"),
+    ):
+        starved_reward()
+
+
+def test_other_errors_pass_through() -> None:
+    for error in (RewardFailed("the server is down"), RuntimeError("a bug"), OutOfMemory("of another rank")):
+        with pytest.raises(type(error)) as raised, memory_errors(lambda: "rollout"):
+            raise error
+        assert raised.value is error
+
+
+def test_in_lockstep_the_error_ends_the_rank() -> None:
+    with pytest.raises(RuntimeError) as raised, memory_errors(lambda: "gradients", lockstep=True):
+        full()
+    assert not isinstance(raised.value, OutOfMemory)
+    assert is_out_of_memory(raised.value)

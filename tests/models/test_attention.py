@@ -29,7 +29,7 @@ def test_attention_backends(config_file: Path, tmp_path: Path) -> None:
             load_model(str(tmp_path / "flux"), torch.device("cpu"), memory=settings)
     outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "model.attention=native")
     assert outcome.code == 2
-    assert "model.attention: 'native' given, but diffusers lets Stable Diffusion 3 choose no backend" in outcome.err
+    assert "'native' given, but in diffusers Stable Diffusion 3 has no choice of backends" in outcome.err
 
 
 class Detaching(torch.autograd.Function):
@@ -47,9 +47,9 @@ class Detaching(torch.autograd.Function):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        (lambda plain, q, k, v: plain(q, k, v).detach(), "gives no gradient of queries, keys, values"),
-        (lambda plain, q, k, v: plain(q, k.detach(), v), "gives no gradient of keys: it can be sampled with, not"),
-        (lambda plain, q, k, v: Detaching.apply(plain(q, k, v)), "gives no gradient of queries, keys, values"),
+        (lambda plain, q, k, v: plain(q, k, v).detach(), "gives no gradient for queries, keys, values"),
+        (lambda plain, q, k, v: plain(q, k.detach(), v), "gives no gradient for keys: it can sample, but not train"),
+        (lambda plain, q, k, v: Detaching.apply(plain(q, k, v)), "gives no gradient for queries, keys, values"),
         (lambda plain, q, k, v: plain(q, k, v[..., :3]).expand(7), "cannot be trained with in float32 on cpu: "),
     ],
     ids=["no gradient", "one input cut", "zeros", "an error of its own"],

@@ -176,13 +176,10 @@ def test_switching_adapters_between_forward_and_backward_loses_gradients(
     assert sum(g is not None and bool(g.any()) for g in expected) >= 24
 
     switched_too_late = loss()
-    for layer in policy._layers:
-        layer.set_adapter(["old"])
-    switched_too_late.backward()
+    with policy.acting_as("old"):
+        switched_too_late.backward()
     assert all(p.grad is None for p in policy.parameters)
 
-    for layer in policy._layers:
-        layer.set_adapter(["default"])
     for role in ("base", "old"):
         with policy.acting_as(role):
             model.velocity(*inputs)
@@ -582,7 +579,7 @@ def second_decode_overflows(model: SD3Model, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_autoencoder_that_overflows_stops_the_rollout(
     model: SD3Model, policy: LoraPolicy, monkeypatch: pytest.MonkeyPatch, lockstep: bool
 ) -> None:
-    """In lockstep after the passes that the other processes wait for; no reward sees such images."""
+    """In lockstep after the passes that the other ranks wait for; no reward sees such images."""
     passes, seen = second_decode_overflows(model, monkeypatch), []
     with pytest.raises(NonFinite, match=r"pixels that are not finite.*model\.vae_dtype: float32"):
         make_rollout(model, policy, lockstep=lockstep, on_group=seen.append)
@@ -594,7 +591,7 @@ def test_an_autoencoder_that_overflows_stops_the_rollout(
 def test_an_autoencoder_that_overflows_stops_the_evaluation(
     model: SD3Model, monkeypatch: pytest.MonkeyPatch, lockstep: bool
 ) -> None:
-    """As in a rollout: after the passes that others wait for, and told as what it is."""
+    """As in a rollout: in lockstep after the passes that the other ranks wait for."""
     passes, seen = second_decode_overflows(model, monkeypatch), []
     monkeypatch.setattr(World, "lockstep", lockstep)
     scorer = Scorer([RewardConfig(type="brightness", name="bright")], {"bright": Brightness()})
@@ -624,5 +621,5 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert pick_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(InputError, match=r"model\.device: 'cuda:2' asked for, but there are 2 cards"):
+    with pytest.raises(InputError, match=r"model\.device: 'cuda:2' given, but there are 2 GPUs"):
         pick_device("cuda:2")

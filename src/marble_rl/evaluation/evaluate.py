@@ -6,7 +6,6 @@ Image j of prompt i starts from noise drawn for (evaluation seed, i, j) alone. T
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from marble_rl.config.run import EvaluationConfig
 from marble_rl.distributed.world import World
-from marble_rl.errors import NonFinite, RunStopped
+from marble_rl.errors import RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.prompts import PromptSet
 from marble_rl.rewards.core.scoring import Scorer
@@ -111,26 +110,22 @@ def evaluate(
         return draw(model, noise, conditioning, sigmas, config.solver)
 
     kept: dict[int, Tensor] = {}
-    failure: NonFinite | None = None
+    failure = world.deferring(RunStopped)
     with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
         for place, batch in zip(share, own, strict=True):
             drawn = draw_batch(batch)
-            failure = failure or drawn.failure
-            if failure is not None:
-                if not world.lockstep:
-                    break
-                continue  # the others wait for the passes of this process
-            shown = drawn.images[: len(batch)]
-            rows = enumerate(shown, place * config.batch_size)
-            kept |= {row: image.clone() for row, image in rows if row in wanted}  # a view would keep its whole batch
-            # In lockstep a reward's failure waits for `finish`: nobody may leave the others alone.
-            with suppress(RunStopped) if world.lockstep else nullcontext():
+            if failure.held is not None:
+                continue  # only the passes matter now: the other ranks wait for them
+            with failure:
+                drawn.raise_failure()
+                shown = drawn.images[: len(batch)]
+                rows = enumerate(shown, place * config.batch_size)
+                kept |= {row: image.clone() for row, image in rows if row in wanted}  # a view would keep its batch
                 scoring.add(shown)
-            on_images(len(batch))
+                on_images(len(batch))
         if world.lockstep and len(own) < len(batches) / world.size:
-            draw_batch(batches[0])  # to keep step; the shares of others are one batch longer
-        if failure is not None:
-            raise failure
+            draw_batch(batches[0])  # the shares of other ranks are one batch longer: make as many passes as they do
+        failure.raise_held()
         scores = scoring.finish()
     tables = [part for part in world.gather(scores) if len(part.values)]  # some process may have had nothing to do
     table = RewardTable(

@@ -1,4 +1,4 @@
-"""README.md of an export: a model card as the hub reads it, from what the run itself recorded."""
+"""README.md of an export: a model card for the hub, from the run's config and its evaluation."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.runs.folder import RunFolder
 
 Evaluation = dict[str, Any]
-"""scores.json of `marble evaluate`."""
+"""Content of scores.json, which `marble evaluate` writes."""
 BASE = "base"
 
 
 def read_evaluation(run: RunFolder, weights: str, step: int | None) -> tuple[Evaluation | None, list[str]]:
-    """The run's last evaluation if it is one of these weights; otherwise why not, as a remark."""
+    """The run's last evaluation if it is of these weights and this step; otherwise None and a remark that says why."""
     file = run.evaluation / "scores.json"
     advice = f"`marble evaluate {run.path}`, then export again, puts scores into the model card"
     try:
-        found: Evaluation = json.loads(file.read_text(encoding="utf-8"))
-        evaluated, there = found["weights"], found["step"]
+        evaluation: Evaluation = json.loads(file.read_text(encoding="utf-8"))
+        evaluated, there = evaluation["weights"], evaluation["step"]
         missing = [name for name in (BASE, weights) if name not in evaluated]
     except FileNotFoundError:
         return None, [f"no evaluation in {run.path}: {advice}"]
@@ -38,7 +38,7 @@ def read_evaluation(run: RunFolder, weights: str, step: int | None) -> tuple[Eva
         return None, [f"{file} is of step {there}, not {step}: left out of the model card. {advice}"]
     if missing:
         return None, [f"{file} has no scores of the weights {missing[0]}: left out of the model card. {advice}"]
-    return found, []
+    return evaluation, []
 
 
 def model_card(
@@ -51,7 +51,7 @@ def model_card(
     picture: str | None = None,
     merged: bool = False,
 ) -> str:
-    """The whole file. ``picture`` lies beside it."""
+    """The text of the file. ``picture``: name of an image in the same folder."""
     name = Path(config.model.path).name
     sections = [
         _front_matter(model, config, merged),
@@ -109,18 +109,18 @@ def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
 def _reward(reward: RewardConfig) -> str:
     inner = reward.params.get("reward")
     of = f" of {inner['type']}" if isinstance(inner, dict) and "type" in inner else ""
-    return f"{reward.name} (`{reward.type}`{of})" + (", held out: never trained on" if reward.held_out else "")
+    return f"{reward.name} (`{reward.type}`{of})" + (", evaluation-only: never trained on" if reward.held_out else "")
 
 
 def _scores(evaluation: Evaluation, weights: str) -> str:
-    """Means of the model before and after, and their difference where the evaluation compared just these two."""
+    """Table of mean scores before and after; with intervals if the evaluation compared exactly these two."""
     before, after = (evaluation["weights"][name]["means"] for name in (BASE, weights))
     names = list(evaluation["weights"])
     compared = evaluation["differences"] if (names[0], names[-1]) == (BASE, weights) else {}
     rows = ["| reward | before | after | difference | 95 % interval |", "|---|---|---|---|---|"]
     for name in {**before, **after}:
-        found = compared.get(name)
-        interval = f"{found['low']:+.4f} to {found['high']:+.4f}" if found else ""
+        bounds = compared.get(name)
+        interval = f"{bounds['low']:+.4f} to {bounds['high']:+.4f}" if bounds else ""
         mark = "*" if name in evaluation["held_out_rewards"] else ""
         difference = f"{after[name] - before[name]:+.4f}" if name in before and name in after else ""
         means = [f"{of[name]:.4f}" if name in of else "" for of in (before, after)]
@@ -128,7 +128,7 @@ def _scores(evaluation: Evaluation, weights: str) -> str:
     images = evaluation["weights"][weights]["images"]
     prompts = len({image["index"] for image in images})
     rows += ["", f"Mean over {len(images)} samples of {prompts} prompts, with the same seeds before and after."]
-    rows += ["", "\\* held out: never trained on"] if evaluation["held_out_rewards"] else []
+    rows += ["", "\\* evaluation-only: never trained on"] if evaluation["held_out_rewards"] else []
     return "\n".join(rows)
 
 

@@ -7,7 +7,6 @@ may need the whole rollout.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from marble_rl.advantages import Scored, group_advantages
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
-from marble_rl.errors import RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import LoraPolicy
 from marble_rl.rollout.rollout import roll_out
@@ -99,9 +97,7 @@ class ExperienceSource:
             def on_group(images: Tensor) -> None:
                 nonlocal done
                 done += 1
-                # In lockstep a reward's failure waits for `finish`: nobody may leave the rollout alone.
-                with suppress(RunStopped) if self._world.lockstep else nullcontext():
-                    scoring.add(images)
+                scoring.add(images)
                 display.within(step, 0.5 * done / len(groups))
 
             with display.stage("rollout"):

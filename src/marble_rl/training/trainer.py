@@ -7,8 +7,6 @@ log, checkpoint                                 journal.py, checkpoint.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from rich.console import Console
 from marble_rl.config import RunConfig
 from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.distributed.world import World, check_same_rewards, check_same_weights, check_world, join
-from marble_rl.errors import LostProcess, MarbleError, NonFiniteGradient, RewardExploited, RunStopped, StorageFailed
+from marble_rl.errors import MarbleError, NonFiniteGradient, RankLost, RewardExploited, RunStopped, StorageFailed
 from marble_rl.evaluation.evaluate import evaluate
 from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models.base import DiffusionModel, PromptCache
@@ -77,7 +75,7 @@ class Trainer:
         self.console = console or Console(stderr=True)
         if not self.world.first:
             self.console = Console(quiet=True)
-        with self.world.agreed():
+        with self.world.failing_together():
             self._inputs = check_inputs(config)
             check_world(self.world, config.rollout.groups, config.rollout.updates)
             check_sharding(config, self.world)
@@ -97,14 +95,14 @@ class Trainer:
         metrics: Metrics = {}
         interrupts = Interrupts(self._say, agree=self.world.largest, launched=self.world.size > 1)
         with self.folder.opened(self.config, self.world), interrupts:
-            with self.world.agreed(), self._memory_errors(lambda: "loading"):
+            with self.world.failing_together(), memory_errors(lambda: "loading", self.world.lockstep):
                 self._load()
             if interrupts.pending():
                 interrupts.stop("stopped before the first step; continue with --resume")
             with self._journal:
                 while self.step < steps:
                     try:
-                        with self.world.agreed(), self._memory_errors(lambda: self._journal.display.current_stage):
+                        with self.world.failing_together(), memory_errors(self._stage, self.world.lockstep):
                             metrics = self._take_step()
                         finished, stopping = self.step == steps, interrupts.pending()
                         if finished or stopping or self.step % self.config.trainer.save_every == 0:
@@ -114,7 +112,7 @@ class Trainer:
                         raise
                     if stopping and not finished:
                         interrupts.stop(f"stopped after step {self.step}; continue with --resume")
-            with self.world.agreed():
+            with self.world.failing_together():
                 self._write_lora()
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
@@ -157,7 +155,7 @@ class Trainer:
             alarms = self._watches.observe(experience.means)
             metrics |= experience.watched | self._watches.figures(alarms)
         try:
-            with self.world.agreed(), self._memory_errors(lambda: "evaluate"):
+            with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
                 metrics |= self._evaluate_if_due()
         except MarbleError:  # raised on every rank: the step is done, and is logged without its evaluation
             self._journal.log(step, metrics)
@@ -202,7 +200,7 @@ class Trainer:
             self._say(remark)
         # The first rank reads and broadcasts it, so that all ranks start from the same one.
         newest = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
-        checkpoint = self.world.from_first(newest)
+        checkpoint = self.world.broadcast(newest)
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
         with self.console.status("loading models"):
@@ -231,7 +229,7 @@ class Trainer:
 
     def _save(self) -> None:
         """The first rank writes the checkpoint; the others wait for it."""
-        with self.world.agreed(), self._journal.display.stage("checkpoint"):
+        with self.world.failing_together(), self._journal.display.stage("checkpoint"):
             check_same_weights(self.world, self._learner.policy.flat)
             self._write_checkpoint()
 
@@ -243,10 +241,10 @@ class Trainer:
     def _save_before_stopping(self, stop: RunStopped) -> None:
         """Save the weights after the last complete step. Where the disk refuses a write, or an update was interrupted
         half-way, the previous checkpoint stays the newest."""
-        if isinstance(stop, LostProcess):
+        if isinstance(stop, RankLost):
             self._write_checkpoint()
         elif not isinstance(stop, StorageFailed):
-            with self.world.agreed():
+            with self.world.failing_together():
                 self._write_checkpoint()
 
     def _write_lora(self) -> None:
@@ -254,9 +252,9 @@ class Trainer:
             with storage_errors(str(self.folder.lora)):
                 self._model.write_lora(self.folder.lora, EMA)
 
-    def _memory_errors(self, stage: Callable[[], str]) -> AbstractContextManager[None]:
-        """In lockstep an out-of-memory error must end the rank: catching it would leave the others waiting."""
-        return nullcontext() if self.world.lockstep else memory_errors(stage)
+    def _stage(self) -> str:
+        """The stage of the step, for messages."""
+        return self._journal.display.current_stage
 
     def _say(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)
