@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from marble_rl.config import run as schema
-from marble_rl.config.explaining import sections_in
+from marble_rl.section import sections_in
 
 HEADER = """# Config reference
 

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-MINI = "mini"
-"""Where a config names a model, this names the one inside the package."""
+from marble_rl.section import MINI
+
+__all__ = ["MINI", "WEIGHTS", "embedded"]
+
 WEIGHTS = Path(__file__).parent / "weights"
 
 

@@ -17,7 +17,9 @@ from PIL import Image
 
 from marble_rl.errors import InputError
 from marble_rl.prompts.colours import COLOURS
-from marble_rl.rewards.builtin.detection import (
+from marble_rl.rewards.builtin.embedder import ClipEmbedder, image_processor, on_pillow
+from marble_rl.rewards.builtin.geneval import Detection, GenEval
+from marble_rl.rewards.builtin.photo_detector import (
     CAPTIONS,
     GENEVAL_NAMES,
     GREY,
@@ -28,8 +30,6 @@ from marble_rl.rewards.builtin.detection import (
     load_finder,
     overlap,
 )
-from marble_rl.rewards.builtin.embedder import ClipEmbedder, image_processor, on_pillow
-from marble_rl.rewards.builtin.geneval import Detection, GenEval
 from marble_rl.rewards.core.base import Images, RewardBatch
 from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer

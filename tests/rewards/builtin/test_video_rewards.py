@@ -147,7 +147,7 @@ def test_a_bad_frame_is_told_as_its_video(frame: int, most: int | None) -> None:
         def score(self, batch: RewardBatch) -> list[float]:
             return [1.0 if image.any() else math.nan for image in batch.images]
 
-    reward = Frames({"type": "brightness"})
+    reward = Frames(reward={"type": "brightness"})
     reward.reward = Unsure()
     reward.load(torch.device("cpu"))
     videos = np.ones((4, 3, 2, 2, 3), dtype=np.uint8)

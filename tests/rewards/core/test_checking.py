@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from marble_rl.devices import resident
-from marble_rl.rewards.core.checking import Check, check_reward
+from marble_rl.rewards.core.check_command import Check, check_reward
 from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig

@@ -18,17 +18,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from pydantic import Field
 from torch import Tensor
 
-from marble_rl.errors import InputError
 from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Scores, Traits
-from marble_rl.rewards.core.checks import number
+from marble_rl.section import Section
 
 SIDE = 128
 """Longer side that displacements are measured at."""
@@ -59,14 +59,17 @@ class Motion(RewardBase):
     With ``target`` minus the distance to it. A single frame gets no score.
     """
 
+    class Params(Section):
+        target: Annotated[float, Field(ge=0, le=FASTEST)] | None = None
+        """The motion wanted, in shares of the longer side a frame; null: the more the better."""
+
+    params: Params
     traits = Traits(device="cpu", range=(0.0, FASTEST), deterministic=True, media="video")
 
-    def __init__(self, target: Any = None) -> None:
-        self.target = target
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        target = self.params.target
         if target is not None:
-            meaning = f"the motion wanted, a number from 0 to {FASTEST:g} (shares of the longer side a frame)"
-            if number("target", target, meaning) > FASTEST:
-                raise InputError(f"target: {target!r} cannot be reached; give {meaning}")
             self.traits = replace(self.traits, range=(-max(target, FASTEST - target), 0.0))
 
     def score(self, batch: RewardBatch) -> Scores:
@@ -75,7 +78,7 @@ class Motion(RewardBase):
 
     def _score(self, video: Images) -> float:
         moved = motion(video)
-        return moved if self.target is None else -abs(moved - self.target)
+        return moved if self.params.target is None else -abs(moved - self.params.target)
 
 
 def motion(video: Images) -> float:
