@@ -91,7 +91,7 @@ def _mistake(item: Mapping[str, Any], location: Sequence[int | str], root: type[
         valid = list(section.model_fields)
         near = suggestion(str(location[-1]), valid)
         return f"unknown key {location[-1]!r}.{near} Valid: {', '.join(valid) or 'none'}"
-    expected = _expected(section, field)
+    expected = "expected a finite number" if kind == "finite_number" else _expected(section, field)
     return f"{expected or item['msg']}, got {shown(item['input'])}"
 
 

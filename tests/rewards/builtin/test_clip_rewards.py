@@ -218,7 +218,7 @@ def test_layers_follow_their_numbers(folder: Path, batch: RewardBatch, theirs: A
 
 def test_aesthetic_without_a_head_is_refused_by_name(folder: Path) -> None:
     for params in ({}, {"model": str(folder)}):
-        with pytest.raises(InputError, match=r"\(looks\)\.params: head: .*sac\+logos\+ava1-l14-linearMSE\.pth"):
+        with pytest.raises(InputError, match=r"\(looks\)\.params\.head: .*sac\+logos\+ava1-l14-linearMSE\.pth"):
             build_rewards([RewardConfig(type="aesthetic", name="looks", params=params)])
 
 
@@ -383,14 +383,14 @@ def test_hpsv2_needs_the_hub_for_its_published_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "params", "said"),
     [
-        ("hpsv2", {"version": "3"}, r"version: unknown '3'; use one of 2\.0, 2\.1"),
+        ("hpsv2", {"version": "3"}, r"version: expected one of 2\.0, 2\.1, got \"3\""),
         ("hpsv2", {"version": "2.0", "model": "mini"}, "version: '2.0' is for the published weights; leave it out"),
-        ("pickscore", {"divide_by": 0}, "divide_by: 0 will not do; give a number above 0"),
-        ("pickscore", {"divide_by": "x"}, "divide_by: 'x' will not do"),
+        ("pickscore", {"divide_by": 0}, "divide_by: expected a number above 0, got 0"),
+        ("pickscore", {"divide_by": "x"}, 'divide_by: expected a number above 0, got "x"'),
     ],
 )
 def test_bad_params_are_refused_before_anything_is_loaded(kind: str, params: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=rf"\(looks\)\.params: {said}"):
+    with pytest.raises(InputError, match=rf"\(looks\)\.params\.{said}"):
         build_rewards([RewardConfig(type=kind, name="looks", params=params)])
 
 
@@ -499,7 +499,7 @@ def test_files_of_rewards_count_from_the_configs_folder(tmp_path: Path) -> None:
     (tmp_path / "head.pth").touch()
     rewards = (
         "rewards: [{name: a, type: aesthetic, params: {model: clip, head: head.pth}}, "
-        "{name: f, type: frames, params: {reward: clipscore, params: {model: clip}}}, "
+        "{name: f, type: frames, params: {reward: {type: clipscore, params: {model: clip}}}}, "
         "{name: b, type: clipscore, params: {model: openai/clip-vit-large-patch14}}, "
         "{name: c, type: clipscore, params: {model: mini}}]"
     )

@@ -117,7 +117,7 @@ class GenEval(RewardBase):
         """Its own fields and those of the detector, side by side."""
         detector = params.get("detector", cls.Params.model_fields["detector"].default)
         own = getattr(detector_class(detector), "Params", None)
-        return _AnySettings if own is None else create_model("Params", __base__=(own, cls.Params))
+        return _AnySettings if own is None else create_model("Params", __base__=(cls.Params, own))
 
     def applies_to(self, prompt: Prompt) -> bool:
         """To prompts with `include`. Metadata in another form than GenEval's is refused. So is an object that the
