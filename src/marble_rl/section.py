@@ -196,13 +196,17 @@ def _in_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
 
 def _bounds(schema: Mapping[str, Any]) -> str:
     if {"minimum", "maximum"} <= schema.keys():
-        words = f" from {schema['minimum']:g} to {schema['maximum']:g}"
+        words = f" from {_number(schema['minimum'])} to {_number(schema['maximum'])}"
     else:
         named = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "of at most"}
         named |= {"exclusiveMaximum": "below"}
-        given = [f" {word} {schema[key]:g}" for key, word in named.items() if key in schema]
+        given = [f" {word} {_number(schema[key])}" for key, word in named.items() if key in schema]
         words = " and".join(given)
-    return words + (f", a multiple of {schema['multipleOf']:g}" if "multipleOf" in schema else "")
+    return words + (f", a multiple of {_number(schema['multipleOf'])}" if "multipleOf" in schema else "")
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def shown(value: Any) -> str:

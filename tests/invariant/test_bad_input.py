@@ -27,7 +27,10 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         lambda model: sections(model, trainer={"steps": 2}) + "trainer: {seed: 1}\n",
         ["not valid YAML at line", "'trainer' is there twice"],
     ),
-    "a number that JSON does not have": (text(optimizer={"lr": float("inf")}), ["optimizer.lr: expected a finite number, got Infinity"]),
+    "a number that JSON does not have": (
+        text(optimizer={"lr": float("inf")}),
+        ["optimizer.lr: expected a finite number, got Infinity"],
+    ),
     "one in a reward's parameters": (
         text(rewards=[{"name": "x", "type": "brightness", "params": {"a": [1.0, float("nan")]}}]),
         ["rewards.0 (x).params.a.1", "not a finite number"],
@@ -77,7 +80,7 @@ CASES: dict[str, tuple[Any, list[str]]] = {
     ),
     "bad argument of a reward": (
         text(rewards=[{"name": "x", "type": "colour", "params": {"colour": "mauve"}}]),
-        ['rewards.0 (x).params.colour: expected one of red, ', 'got "mauve"'],
+        ["rewards.0 (x).params.colour: expected one of red, ", 'got "mauve"'],
     ),
     "a video reward for an image model": (
         text(rewards=[{"name": "moves", "type": "motion"}]),
@@ -101,7 +104,10 @@ CASES: dict[str, tuple[Any, list[str]]] = {
     "no prompts": (text(prompts={"train": [{"name": "a"}]}), ["one of `file`, `texts` and `generate`", "none of them"]),
     "more groups than prompts": (text(rollout={**ROLLOUT, "groups": 40}), ["rollout.groups", "lower rollout.groups"]),
     "fewer groups than sources": (text(rollout={**ROLLOUT, "groups": 1}), ["rollout.groups", "at least 2 groups"]),
-    "group size 1": (text(rollout={**ROLLOUT, "group_size": 1}), ["rollout.group_size: expected an integer of at least 2, got 1"]),
+    "group size 1": (
+        text(rollout={**ROLLOUT, "group_size": 1}),
+        ["rollout.group_size: expected an integer of at least 2, got 1"],
+    ),
     "batch that does not divide the group": (
         text(rollout={**ROLLOUT, "batch_size": 3}),
         ["rollout.batch_size: 3", "divisor of 4"],

@@ -10,5 +10,5 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 
 def embedded(path: str, part: str) -> str:
-    """A model's path; for `mini`, the folder of that part inside the package."""
+    """A model's path. For `mini`, the folder of that part inside the package."""
     return str(WEIGHTS / part) if path == MINI else path

@@ -20,7 +20,7 @@ class GeneratedPromptsConfig(Section):
     """Another seed gives other prompts, or the same ones in another order."""
     part: Literal["train", "heldout", "all"] | None = None
     """A fifth of what can be asked for is held out, the same fifth for every seed. null takes the part named like the
-    list in which the source stands, so that `prompts.train` and `prompts.heldout` never overlap."""
+    list that the source is in, so that `prompts.train` and `prompts.heldout` never overlap."""
     exclude: FilePath | None = None
     """Prompt file or dataset folder: nothing that its prompts (in a folder, the test prompts) ask for is asked for
     here, in whatever words. Relative to the config file."""

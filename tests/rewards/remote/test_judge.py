@@ -610,7 +610,7 @@ GOOD = {"url": "http://localhost:8000/v1", "model": "eye", "prompt": "How good i
 def test_bad_params_are_refused_by_name(name: str, value: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         build_rewards([RewardConfig(type="judge", name="eye", params={**GOOD, name: value})])
-    assert str(caught.value).startswith(f"rewards.0 (eye).params: {name}: ")
+    assert str(caught.value).startswith(f"rewards.0 (eye).params.{name}: ")
     assert message in str(caught.value)
 
 

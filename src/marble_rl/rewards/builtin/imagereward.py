@@ -39,7 +39,7 @@ TOKENIZER = "bert-base-uncased"
 """The published folder comes without a tokenizer."""
 TOKENIZER_FILES = ("vocab.txt", "tokenizer.json")
 ADDED_TOKENS = ("[DEC]", "[ENC]")
-"""BLIP's, behind BERT's own. A prompt holds them only if somebody writes them out."""
+"""BLIP's, behind BERT's own. A prompt holds them only if it spells them out."""
 
 TEXT_LENGTH = 35
 """Tokens that are read of a prompt, [CLS] and [SEP] among them."""
@@ -271,7 +271,7 @@ def _read_tokenizer(folder: Path, vocabulary: int) -> Any:
 
 
 def _locate(model: str) -> tuple[Path, Path]:
-    """med_config.json and the checkpoint; in this order, so that a wrong hub id is found before a long download."""
+    """med_config.json and the checkpoint; in this order, so that a wrong hub id is reported before a long download."""
     path = Path(model).expanduser()
     if path.is_dir():
         files = path / TEXT_CONFIG, path / CHECKPOINT

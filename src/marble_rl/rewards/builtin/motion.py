@@ -4,7 +4,7 @@ Frames are made grey, reduced to a longer side of 128 pixels, and lose the mean 
 only detail is left. Blocks of 16 x 16 pixels, half overlapping, are followed from each frame to the next:
 
 1. Search at half size: of all whole displacements d of up to 8 pixels that keep the block inside the picture, the one
-   with the highest NCC(d) - STILL_FIRST * |d|. Where nothing tells places apart (along an edge), standing still wins.
+   with the highest NCC(d) - STILL_FIRST * |d|. Where places look alike (along an edge), standing still wins.
 2. Refine at full size, below a pixel: Gauss-Newton steps (Lucas and Kanade, 1981) that minimise
    sum (b(x + d) - a(x))^2 over standardised blocks a and b:
    d <- d - (sum g g' + r I)^-1 sum g (b(x + d) - a(x)),  with g the gradient of a, without its mean.
@@ -43,7 +43,7 @@ STILL_FIRST = 0.01
 STEPS = 3
 """Of the refinement."""
 NEARBY = 1.5
-"""Pixels, in each direction, by which it may move what the search found."""
+"""Most pixels, in each direction, by which it may change the result of the search."""
 DAMPING = 0.05
 """r as a share of the mean eigenvalue of sum g g': along an edge a block stays where it is."""
 MATCH = 0.9
@@ -155,7 +155,7 @@ def _refined(before: Tensor, after: Tensor, start: Tensor) -> Tensor:
     b, contrast_there = _standardised(_sampled(after, places, shift))
     flat = contrast < LEAST_CONTRAST
     followed = ((a * b).mean(-1) >= MATCH) & ~flat & (contrast_there >= LEAST_CONTRAST)
-    # Near the rim a block that is not found again may have left the picture: it says nothing, not "still".
+    # Near the rim a block that is not found again may have left the picture: leave it out, do not count it as still.
     size = torch.tensor([before.shape[3], before.shape[2]])
     rim = ((places < 2 * REACH) | (places >= size - 2 * REACH)).flatten(1).any(-1)
     shift = torch.where(followed[..., None], shift, 0.0)

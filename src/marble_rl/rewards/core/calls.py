@@ -1,6 +1,6 @@
-"""One reward, as its config wants it called: where, how many images at a time, how often again after a failure.
+"""One reward with the settings of its config entry: device, batch size, retries, timeout, cache.
 
-The trainer and the server call rewards through here, so that both check and count alike.
+The trainer and the server call rewards through this module, so that both check and count in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from marble_rl.devices import pick_device
 from marble_rl.errors import InputError, RewardFailed
-from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, giving_up_after, traits_of
+from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, deadline_in, traits_of
 from marble_rl.rewards.core.cache import ScoreCache, content_key
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Media, Prompt
@@ -33,15 +33,15 @@ class Counts:
     """What a reward did so far."""
 
     calls: int = 0
-    """Attempts at a batch, failed ones and those under way included."""
+    """Attempts at a batch, including those that failed or are in flight."""
     images: int = 0
     """Scored; those of cached batches are not among them."""
     failures: int = 0
-    """Attempts that brought no usable scores."""
+    """Attempts that returned no usable scores."""
     retries: int = 0
     """Attempts made because an earlier one failed."""
     cached: int = 0
-    """Batches that had been scored before."""
+    """Batches whose scores came from the cache."""
     seconds: float = 0.0
     """Spent in calls."""
 
@@ -75,7 +75,7 @@ class CalledReward:
 
     @property
     def traits(self) -> Traits:
-        """As the reward declares them; after `load` they may have become more precise."""
+        """As the reward declares them. `load` may change them: a remote reward learns them from its server."""
         return traits_of(self.reward)
 
     @property
@@ -87,7 +87,7 @@ class CalledReward:
         return (prompt.rewards is None or self.name in prompt.rewards) and self.suits(prompt)
 
     def suits(self, prompt: Prompt) -> bool:
-        """The reward's own opinion. Where it has none, that is bad input until it is loaded, then a failure."""
+        """The reward's own `applies_to`. Errors in it are bad input before the reward is loaded, failures after."""
         try:
             return bool(self.reward.applies_to(prompt))
         except InputError as error:
@@ -101,30 +101,30 @@ class CalledReward:
             ) from error
 
     def load(self, device: torch.device) -> None:
-        """Load its weights where its config, the reward itself or the caller wants them."""
+        """Load its weights on the device that its config, else its traits, else the caller names."""
         wanted = self.config.device or self.traits.device
         self.device = device if wanted is None else pick_device(wanted, f"rewards ({self.name}).device")
         self.reward.load(self.device)
         self._loaded = True
 
     def check_device(self) -> None:
-        """Whether the device that the config asks for is there."""
+        """Raise InputError unless the device that the config names exists."""
         if self.config.device is not None:
             pick_device(self.config.device, f"rewards ({self.name}).device")
 
     def score(self, batch: RewardBatch) -> list[float | None]:
-        """Signed so that higher is better; None where the reward has nothing to say. Raises RewardFailed."""
+        """Signed so that higher is better; None where the reward cannot judge. Raises RewardFailed."""
         sign = 1.0 if self.traits.higher_is_better else -1.0
         return [None if score is None else sign * score for score in self.score_unsigned(batch)]
 
     def score_unsigned(self, batch: RewardBatch) -> list[float | None]:
-        """Scores as the reward gives them."""
+        """Scores with the sign that the reward returned."""
         self._check_media(batch)
         size = self.config.batch_size or self.traits.batch_size or len(batch.prompts)
         return [score for part in _split(batch, size) for score in self._cached(part)]
 
     def score_fresh(self, batch: RewardBatch) -> list[float | None]:
-        """One call, whatever was scored before; raises what the reward raises."""
+        """One call without cache and retries; raises what the reward raises."""
         self._check_media(batch)
         return self._attempt(batch)
 
@@ -172,7 +172,9 @@ class CalledReward:
 
     def _explained(self, failures: Sequence[BaseException], batch: RewardBatch) -> str:
         row = getattr(failures[-1], "row", 0)
-        known = isinstance(row, int) and 0 <= row < len(batch.prompts)  # somebody's exception may have another `row`
+        known = isinstance(row, int) and 0 <= row < len(
+            batch.prompts
+        )  # another library's exception may have a `row` of another meaning
         prompt = batch.prompts[row if known else 0]
         attempts = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
         reasons = [f"{type(error).__name__}: {error}" for error in failures]
@@ -189,7 +191,7 @@ class CalledReward:
         self.check_media("video" if batch.images.ndim == 5 else "image")
 
     def check_media(self, media: Media) -> None:
-        """Whether it scores what the model makes."""
+        """Raise InputError unless it scores what the model makes, images or videos."""
         if media != self.traits.media:
             fix = "wrap it in `type: frames`" if media == "video" else "use it with a model that makes videos"
             raise InputError(f"rewards ({self.name}): scores {self.traits.media}s, but was given {media}s; {fix}")
@@ -213,7 +215,7 @@ def _split(batch: RewardBatch, size: int) -> Iterator[RewardBatch]:
 
 
 class BadScore(ValueError):
-    """What a reward returned is not one usable score for each image."""
+    """A reward did not return one usable score for each image."""
 
     def __init__(self, message: str, row: int = 0) -> None:
         super().__init__(message)
@@ -237,14 +239,14 @@ def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) ->
 
 
 def _with_timeout(call: Callable[[], T], seconds: float | None) -> T:
-    """Run in a thread of its own where a timeout is set; a call that hangs is left behind, not waited for."""
+    """With a timeout, run in a separate thread. A call that hangs is abandoned: threads cannot be killed."""
     if seconds is None:
         return call()
     outcome: list[tuple[T | None, BaseException | None]] = []
 
     def target() -> None:
         try:
-            with giving_up_after(seconds):
+            with deadline_in(seconds):
                 outcome.append((call(), None))
         except BaseException as error:  # handed to the caller's thread below
             outcome.append((None, error))
