@@ -77,7 +77,7 @@ def test_harmonizer_examples_improve_every_reward(index: int) -> None:
 
 def test_reward_of_the_tutorial_scores_what_it_says() -> None:
     page = ROOT / "docs" / "adding_a_reward.md"
-    ((line, code),) = python_blocks(page)
+    _, (line, code) = python_blocks(page)
     reward = FunctionReward(run(page, line, code)["symmetry"])
     half = np.random.default_rng(0).integers(0, 256, size=(8, 4, 3), dtype=np.uint8)
     mirrored = np.concatenate([half, half[:, ::-1]], axis=1)
@@ -86,6 +86,20 @@ def test_reward_of_the_tutorial_scores_what_it_says() -> None:
     symmetric, asymmetric = reward.score(RewardBatch(np.stack([mirrored, lopsided]), [prompt, prompt]))
     assert symmetric == 0.0
     assert -1.0 <= asymmetric < -0.1
+
+
+def test_the_reward_with_a_path_scores_what_it_says(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "adding_a_reward.md"
+    (line, code), _ = python_blocks(page)
+    (tmp_path / "palette.txt").write_text("255 0 0\n0 0 255\n")
+    reward = run(page, line, code)["Palette"](palette=tmp_path / "palette.txt")
+    reward.load(torch.device("cpu"))
+    images = np.zeros((2, 8, 8, 3), dtype=np.uint8)
+    images[0, ..., 2] = 255
+    prompt = Prompt(0, "a kite", "things")
+    blue, black = reward.score(RewardBatch(images, [prompt, prompt]))
+    assert blue == 1.0
+    assert black == pytest.approx(np.exp(-255 / 64))
 
 
 def test_geneval_score_of_the_prompts_page_is_the_mean_over_tasks(tmp_path: Path) -> None:

@@ -126,8 +126,8 @@ def test_a_hundred_thousand_lines_take_about_a_second(tmp_path: Path) -> None:
         ("a.jsonl", '{"prompt": "a"}\n\n["b"]', "line 3: expected an object"),
         ("a.jsonl", "[" * 100_000, "line 1: not valid JSON"),
         ("a.jsonl", '{"prompt": "a", "n": ' + "1" * 5000 + "}", "line 1: not valid JSON"),
-        ("a.jsonl", '{"caption": "a"}', "line 1: expected a row with \"prompt\": .* found only 'caption'"),
-        ("a.jsonl", '{"prompt": ["a"]}', r"line 1: expected a row with \"prompt\": .* found \['a'\]"),
+        ("a.jsonl", '{"caption": "a"}', "line 1: expected a row with \"prompt\": .* got only 'caption'"),
+        ("a.jsonl", '{"prompt": ["a"]}', r"line 1: expected a row with \"prompt\": .* got \['a'\]"),
         ("a.jsonl", '{"prompt": "  "}', 'line 1: expected a row with "prompt": a text that is not blank'),
         ("a.jsonl", '{"prompt": "a\\ud800"}', "line 1: .*half of a character"),
         ("a.jsonl", '{"prompt": "a", "rewards": "ocr"}', "line 1: \\expected \"rewards\" to be a list .* got 'ocr'"),
@@ -155,7 +155,7 @@ def test_refused(tmp_path: Path, name: str, data: str | bytes, message: str) -> 
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"prompt file not found: .*absent\.json; mend the path"):
+    with pytest.raises(InputError, match=r"prompt file not found: .*absent\.json; fix the path"):
         read(tmp_path / "absent.json")
     with pytest.raises(InputError, match=r"cannot read .*: embedded null byte"):
         read(tmp_path / "zero\0byte.txt")

@@ -71,9 +71,9 @@ IRREGULAR = {
 
 def parse(text: str) -> list[dict[str, Any]]:
     """GenEval's `include`, read off the words of a prompt alone."""
-    found = re.fullmatch(r"a photo of (.+?)(?: (and|left of|right of|above|below) (an? .+))?", text)
-    assert found is not None, text
-    first, link, second = found.groups()
+    parts = re.fullmatch(r"a photo of (.+?)(?: (and|left of|right of|above|below) (an? .+))?", text)
+    assert parts is not None, text
+    first, link, second = parts.groups()
     if link is None:
         return [parse_thing(first)]
     if link == "and":
@@ -82,9 +82,9 @@ def parse(text: str) -> list[dict[str, Any]]:
 
 
 def parse_thing(text: str) -> dict[str, Any]:
-    found = THING.fullmatch(text)
-    assert found is not None, text
-    number, colour, noun = found.groups()
+    parts = THING.fullmatch(text)
+    assert parts is not None, text
+    number, colour, noun = parts.groups()
     if number in ("a", "an"):
         assert (number == "an") == (text.split()[1][0] in "aeiou"), text
     else:
@@ -385,7 +385,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     _, out, _ = run("geneval", "--count", "4", "--task", "colors=1", "--task", "counting=3")
     assert Counter(json.loads(line)["tag"] for line in out.splitlines()) == {"counting": 3, "colors": 1}
     for arguments, message in (
-        (("geneval", "--count", "0"), "--count: found 0"),
+        (("geneval", "--count", "0"), "--count: expected an integer from 1 to 1000000, got 0"),
         (("geneval", "--count", "5", "--task", "colors"), "expected NAME=WEIGHT"),
         (("geneval", "--count", "5", "--task", "colour=1"), "Did you mean 'colors'?"),
         (("ocr", "--count", "5", "--part", "test"), '--part: expected one of train, heldout, all or null, got "test"'),

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
-from marble_rl.config import load_config
 from marble_rl.errors import InputError
 from marble_rl.mini.render import SIZE
 from marble_rl.rewards.builtin.clip import COSINE
@@ -492,25 +491,3 @@ def test_a_missing_head_is_bad_input(folder: Path, tmp_path: Path) -> None:
     for ending in ("pth", "safetensors"):
         with pytest.raises(InputError, match=rf"'r' cannot be loaded.*nowhere\.{ending}"):
             loaded("aesthetic", model=str(folder), head=str(tmp_path / f"nowhere.{ending}"))
-
-
-def test_files_of_rewards_count_from_the_configs_folder(tmp_path: Path) -> None:
-    (tmp_path / "clip").mkdir()
-    (tmp_path / "head.pth").touch()
-    rewards = (
-        "rewards: [{name: a, type: aesthetic, params: {model: clip, head: head.pth}}, "
-        "{name: f, type: frames, params: {reward: {type: clipscore, params: {model: clip}}}}, "
-        "{name: b, type: clipscore, params: {model: openai/clip-vit-large-patch14}}, "
-        "{name: c, type: clipscore, params: {model: mini}}]"
-    )
-    (tmp_path / "mini").mkdir()
-    (tmp_path / "c.yaml").write_text(
-        f"model: {{path: mini}}\nprompts: {{train: [{{name: x, texts: [y]}}]}}\n{rewards}\n"
-    )
-    found = [reward.params for reward in load_config(tmp_path / "c.yaml").rewards]
-    assert found == [
-        {"model": str(tmp_path / "clip"), "head": str(tmp_path / "head.pth")},
-        {"reward": "clipscore", "params": {"model": str(tmp_path / "clip")}},
-        {"model": "openai/clip-vit-large-patch14"},
-        {"model": "mini"},
-    ]
