@@ -23,9 +23,9 @@ class Circle(Section):
 
 class Drawing(Section):
     shape: Annotated[Square | Circle, Field(discriminator="type")]
-    shapes: list[Circle] = []
+    shapes: list[Circle] = Field(default_factory=list)
     pair: tuple[Fraction, Fraction] = (0, 1)
-    weights: Weights = {}
+    weights: Weights = Field(default_factory=dict)
     mode: Literal["line", "page"] | Annotated[int, Field(ge=2)] | None = None
     step: Annotated[int, Field(multiple_of=8)] = 8
     on: bool = True
