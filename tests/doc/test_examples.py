@@ -46,7 +46,7 @@ def python_blocks(page: Path) -> list[tuple[int, str]]:
 def run(page: Path, line: int, code: str) -> dict[str, Any]:
     """Execute a block once, in a namespace of its own; a traceback shows the page's own line numbers."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    exec(compile("\n" * (line - 1) + code, str(page), "exec", dont_inherit=True), namespace)
     return namespace
 
 

@@ -215,7 +215,7 @@ def test_overrides(config_file: Path, override: str, says: str) -> None:
     [
         ("{broken", "not valid JSON"),
         ('{"text": "x"}', 'with "prompt"'),
-        ('{"prompt": "x", "rewards": "bright"}', "must be a list"),
+        ('{"prompt": "x", "rewards": "bright"}', "to be a list"),
         ('{"prompt": "x", "rewards": ["brigth"]}', "Did you mean 'bright'?"),
     ],
 )
