@@ -19,9 +19,9 @@ from marble_rl.errors import InputError
 from marble_rl.memory.empty_model import config_folder
 from marble_rl.models import load_model
 from marble_rl.rewards.builtin.clip import ClipScore, Hpsv2
-from marble_rl.rewards.builtin.detection import load_finder
 from marble_rl.rewards.builtin.embedder import read_model
 from marble_rl.rewards.builtin.imagereward import ImageReward
+from marble_rl.rewards.builtin.photo_detector import load_finder
 
 CPU = torch.device("cpu")
 ANSWERS = {
@@ -32,9 +32,9 @@ ANSWERS = {
 }
 """The hub's status and X-Error-Code for repositories of these owners."""
 LOADERS: dict[str, Callable[[str], Any]] = {
-    "clip": lambda source: ClipScore(source).load(CPU),
-    "hpsv2": lambda source: Hpsv2(source).load(CPU),
-    "imagereward": lambda source: ImageReward(source).load(CPU),
+    "clip": lambda source: ClipScore(model=source).load(CPU),
+    "hpsv2": lambda source: Hpsv2(model=source).load(CPU),
+    "imagereward": lambda source: ImageReward(model=source).load(CPU),
     "detector": lambda source: load_finder(source, CPU),
     "pipeline": lambda source: load_model(source, CPU),
     "file": lambda source: hub.download("model", source, "weights.pt"),

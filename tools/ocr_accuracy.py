@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from marble_rl.rewards.builtin.ocr import DETECTION_SIDE, Ocr
-from marble_rl.rewards.builtin.reading import ReadingReward
 from marble_rl.rewards.builtin.tesseract import Tesseract
+from marble_rl.rewards.builtin.text_rendering import TextRenderingReward
 from marble_rl.rewards.core.base import Images, RewardBatch
 from marble_rl.types import Prompt
 
@@ -128,7 +128,7 @@ def drawn(texts: Sequence[str], seed: int = 0, side: int = SIDE, letters: int | 
 
 
 def measure(
-    reader: ReadingReward, count: int = 100, seed: int = 0, side: int = SIDE, letters: int | None = None
+    reader: TextRenderingReward, count: int = 100, seed: int = 0, side: int = SIDE, letters: int | None = None
 ) -> Reading:
     """Measure a loaded reader. Speed is in CPU time, child processes of the reader included."""
     texts = phrases(count, seed)
@@ -143,7 +143,7 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def mean_score(reader: ReadingReward, images: Images, wanted: Sequence[str]) -> float:
+def mean_score(reader: TextRenderingReward, images: Images, wanted: Sequence[str]) -> float:
     prompts = [Prompt(i, f'a poster that says "{text}"', "bench") for i, text in enumerate(wanted)]
     scores: list[float] = []
     for start in range(0, len(images), BATCH):

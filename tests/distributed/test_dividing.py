@@ -146,8 +146,8 @@ def test_counts_of_all_ranks_are_summed() -> None:
 @pytest.mark.parametrize(
     ("changes", "size", "says"),
     [
-        ([], 1, "there is one process"),
-        (["rollout.groups=6"], 2, "3 groups an update for 2 processes"),
+        ([], 1, "there is one rank"),
+        (["rollout.groups=6"], 2, "3 groups an update for 2 ranks"),
         (["trainer.micro_batch=3"], 2, "trainer.micro_batch: 3 does not divide rollout.group_size: 4"),
         (["loss.regularize_every=2"], 2, "loss.regularize_every: 2"),
     ],

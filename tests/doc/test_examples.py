@@ -45,7 +45,7 @@ def python_blocks(page: Path) -> list[tuple[int, str]]:
 def run(page: Path, line: int, code: str) -> dict[str, Any]:
     """Execute a block once, in a namespace of its own; a traceback shows the page's own line numbers."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    exec(compile("\n" * (line - 1) + code, str(page), "exec", dont_inherit=True), namespace)
     return namespace
 
 
@@ -76,7 +76,7 @@ def test_harmonizer_examples_improve_every_reward(index: int) -> None:
 
 def test_reward_of_the_tutorial_scores_what_it_says() -> None:
     page = ROOT / "docs" / "adding_a_reward.md"
-    ((line, code),) = python_blocks(page)
+    _, (line, code) = python_blocks(page)
     reward = FunctionReward(run(page, line, code)["symmetry"])
     half = np.random.default_rng(0).integers(0, 256, size=(8, 4, 3), dtype=np.uint8)
     mirrored = np.concatenate([half, half[:, ::-1]], axis=1)
@@ -107,6 +107,20 @@ def test_the_rules_and_the_loss_of_the_tutorials_train(
     train(config, tmp_path / "run", "--set", "trainer.steps=2")
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
     assert section in (tmp_path / "run" / "config.json").read_text()
+
+
+def test_the_reward_with_a_path_scores_what_it_says(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "adding_a_reward.md"
+    (line, code), _ = python_blocks(page)
+    (tmp_path / "palette.txt").write_text("255 0 0\n0 0 255\n")
+    reward = run(page, line, code)["Palette"](palette=tmp_path / "palette.txt")
+    reward.load(torch.device("cpu"))
+    images = np.zeros((2, 8, 8, 3), dtype=np.uint8)
+    images[0, ..., 2] = 255
+    prompt = Prompt(0, "a kite", "things")
+    blue, black = reward.score(RewardBatch(images, [prompt, prompt]))
+    assert blue == 1.0
+    assert black == pytest.approx(np.exp(-255 / 64))
 
 
 def test_geneval_score_of_the_prompts_page_is_the_mean_over_tasks(tmp_path: Path) -> None:

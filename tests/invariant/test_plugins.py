@@ -40,15 +40,15 @@ def test_a_rule_and_a_loss_from_outside_train_and_resume(config: Path, tmp_path:
     ("override", "message"),
     [
         ("balance.boots=2", "balance.boots: unknown key 'boots'. Did you mean 'boost'?"),
-        ("balance.boost=-1", "balance.boost: found -1"),
-        ("loss.power=high", "loss.power: found 'high'"),
+        ("balance.boost=-1", "balance.boost: expected a number above 0, got -1"),
+        ("loss.power=high", 'loss.power: expected a number above 0, got "high"'),
         ("loss.beta=0.1", "loss.beta: unknown key 'beta'."),
         ("balance.type=marbel", "balance.type: unknown type 'marbel'. Did you mean 'marble'?"),
         ("balance.type=parts_for_tests:Loudst", "balance.type: 'parts_for_tests' has no 'Loudst'. Did you mean"),
         ("balance.type=parts_for_tests:NotARule", "balance.type: parts_for_tests:NotARule is not a class derived from"),
         ("loss.type=parts_for_tests:Loudest", "loss.type: parts_for_tests:Loudest is not a class derived from"),
         ("loss.type=nowhere:Thing", "loss.type: cannot import 'nowhere' (ModuleNotFoundError"),
-        ("balance.type=3", "balance.type: expected a name, found 3"),
+        ("balance.type=3", "balance.type: expected a name, got 3"),
         ("balance=loudest", "balance: "),
     ],
 )

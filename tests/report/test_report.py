@@ -888,7 +888,8 @@ def test_guards_that_speak_up_are_named(tiny_sd3: Path, tmp_path: Path, line: di
 
 
 def with_balance(run: RunData, **changes: object) -> RunData:
-    balance = RULES.validate({"type": run.config.balance.type, **changes})
+    tree = {"type": run.config.balance.type, **changes}
+    balance = RULES.settings_for(tree).model_validate(tree)
     return replace(run, config=run.config.model_copy(update={"balance": balance}))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from marble_rl.advantages import Scored
 from marble_rl.errors import InputError, require_name
 from marble_rl.gradients.accumulate import RewardGradients
-from marble_rl.section import Section, Weights
+from marble_rl.section import Section, SectionClass, Weights
 from marble_rl.types import Metrics
 
 
@@ -29,6 +29,12 @@ class BalanceSettings(Section):
     """How the rewards are combined."""
 
     type: str
+
+    @classmethod
+    def describing(cls, tree: Any) -> SectionClass:
+        from marble_rl.balancing.registry import RULES
+
+        return RULES.settings_for(tree) if cls is BalanceSettings else cls
 
 
 class GradientSettings(BalanceSettings):

@@ -57,7 +57,7 @@ def rewards_check(
 
     from marble_rl.devices import pick_device
     from marble_rl.prompts import load_prompts
-    from marble_rl.rewards.core.checking import ChecksFailed, check_reward, print_checks, read_picture
+    from marble_rl.rewards.core.check_command import ChecksFailed, check_reward, print_checks, read_picture
     from marble_rl.rewards.core.registry import build_rewards
     from marble_rl.rewards.core.scoring import Scorer
     from marble_rl.types import Prompt

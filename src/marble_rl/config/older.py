@@ -27,6 +27,9 @@ def _marble(balance: dict[str, Any]) -> dict[str, Any]:
     if balance.get("solver") == "equal":
         return _unit_mean(balance)
     if balance.get("normalize") is False:
+        for key, wanted in (("apply", "alpha"), ("metric", "euclidean")):
+            if balance.get(key, wanted) != wanted:
+                raise InputError(f"balance.{key}: {balance[key]} needs unit gradients; remove balance.normalize: false")
         kept = (*REFRESH_KEYS, "uniform_after")
         return {"type": "marble_no_norm", **{key: balance[key] for key in kept if key in balance}}
     defaults = {"solver": "min_norm", "smooth": "alpha", "normalize": True}

@@ -8,9 +8,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from marble_rl.balancing.registry import RULES
 from marble_rl.config import run as schema
-from marble_rl.config.explaining import PLUGINS, sections_in
+from marble_rl.losses.registry import LOSSES
+from marble_rl.section import sections_in
 
+PLUGINS = {registry.section: registry for registry in (RULES, LOSSES)}
+"""Sections whose keys depend on their `type`"""
 HEADER = """# Config reference
 
 Made from the schema by `make docs`. A config is a YAML file with these sections; only `model`, `prompts` and

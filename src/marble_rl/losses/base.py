@@ -18,7 +18,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from marble_rl.section import Section
+from marble_rl.section import Section, SectionClass
 
 
 class LossSettings(Section):
@@ -36,6 +36,12 @@ class LossSettings(Section):
     """Train on the first part of the sampling timesteps (the last ones hardly carry noise)."""
     timesteps_per_sample: PositiveInt | None = None
     """How many of them to train each image on, drawn anew in each step; null trains on all."""
+
+    @classmethod
+    def describing(cls, tree: Any) -> SectionClass:
+        from marble_rl.losses.registry import LOSSES
+
+        return LOSSES.settings_for(tree) if cls is LossSettings else cls
 
 
 @dataclass(frozen=True)

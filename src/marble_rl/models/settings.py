@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from marble_rl.section import Section
+from marble_rl.section import FilePath, ModelPath, Section
 
 
 class ModelConfig(Section):
     """The pipeline to fine-tune."""
 
-    path: str
+    path: ModelPath
     """Folder in diffusers' format, a hub id such as `stabilityai/stable-diffusion-3.5-medium`, or `mini`: the small
     pipeline inside the package."""
     text_length: PositiveInt | None = None
@@ -52,7 +51,7 @@ class LoraConfig(Section):
     """Scale: the adapter's output is multiplied by alpha / rank."""
     targets: list[str] | None = None
     """Module names to adapt; null takes the model family's attention projections."""
-    init: Path | None = None
+    init: FilePath | None = None
     """LoRA to start from: a file or folder that diffusers' `save_lora_weights` wrote, such as the `lora/` of a run.
     Rank, alpha and layers must be the same. The KL term still pulls towards the model without adapter. Relative to the
     config file."""

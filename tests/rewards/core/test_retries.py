@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marble_rl.rewards.core.base import giving_up_after
+from marble_rl.rewards.core.base import deadline_in
 from marble_rl.rewards.core.retries import AttemptFailed, AttemptsFailed, RetryPolicy
 
 
@@ -109,7 +109,7 @@ def test_even_keyboard_interrupts_of_a_policy_for_all_errors() -> None:
 def test_no_attempt_is_made_after_the_deadline_of_the_thread() -> None:
     attempts = Attempts(*failing(9))
     begun = time.monotonic()
-    with giving_up_after(0.5), pytest.raises(AttemptsFailed):
+    with deadline_in(0.5), pytest.raises(AttemptsFailed):
         attempts.run(retries=8, backoff=0.05)
     assert time.monotonic() - begun < 5
     assert len(attempts.times) <= 4, "pauses of 0.05, 0.1 and 0.2 seconds fit, the next does not"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from marble_rl.rewards.core.base import seconds_left
+from marble_rl.rewards.core.base import seconds_to_deadline
 
 T = TypeVar("T")
 
@@ -81,5 +81,5 @@ class RetryPolicy:
                 return False
             pause = max(pause, error.pause)
         pause = min(pause, self.longest_pause)
-        left = seconds_left()
+        left = seconds_to_deadline()
         return (left is None or pause < left) and not stop.wait(pause)

@@ -18,7 +18,7 @@ from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Scores, Traits
 from marble_rl.rewards.core.retries import AttemptFailed, AttemptsFailed, RetryPolicy
 from marble_rl.rewards.remote.http_client import HttpClient, Reply, bearer, read_secret
-from marble_rl.rewards.remote.settings import RemoteParams, validated
+from marble_rl.rewards.remote.settings import RemoteParams
 from marble_rl.rewards.remote.wire import (
     PROTOCOL,
     TOKEN_VARIABLE,
@@ -90,7 +90,7 @@ class Remote(RewardBase):
     Params = RemoteParams
 
     def __init__(self, **params: Any) -> None:
-        self.params = validated(RemoteParams, params)
+        super().__init__(**params)
         self.reward = self.params.reward
         self._servers = [Server(url, self.params.timeout) for url in self.params.url]
         self._policy = RetryPolicy(self.params.retries, self.params.backoff, self._count_retry, LONGEST_PAUSE)

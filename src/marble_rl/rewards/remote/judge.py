@@ -21,10 +21,10 @@ import torch
 from PIL import Image
 
 from marble_rl.rewards.core.background import Lane
-from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits, seconds_left
+from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits, seconds_to_deadline
 from marble_rl.rewards.core.retries import AttemptsFailed, RetryPolicy
 from marble_rl.rewards.remote.chat import ChatError, ChatServer
-from marble_rl.rewards.remote.settings import PLACEHOLDER, JudgeParams, UnifiedRewardParams, validated
+from marble_rl.rewards.remote.settings import PLACEHOLDER, JudgeParams, UnifiedRewardParams
 from marble_rl.types import Prompt
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Judge(RewardBase):
     Params: type[JudgeParams] = JudgeParams
 
     def __init__(self, **params: Any) -> None:
-        self.params = validated(self.Params, params)
+        super().__init__(**params)
         self._pattern = re.compile(self.params.pattern)
         self._servers = [ChatServer(url, self.params.timeout, self.params.api_key_env) for url in self.params.url]
         self._policy = RetryPolicy(self.params.retries, self.params.backoff, self._count_retry)
@@ -203,7 +203,7 @@ def _gathered(outcomes: SimpleQueue[tuple[int, float | BaseException]], count: i
     scores = [math.nan] * count
     for done in range(count):
         try:
-            row, outcome = outcomes.get(timeout=seconds_left())
+            row, outcome = outcomes.get(timeout=seconds_to_deadline())
         except Empty:
             raise TimeoutError(f"{count - done} of {count} pictures were not judged in time") from None
         if isinstance(outcome, BaseException):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from marble_rl.errors import InputError, suggestion
 from marble_rl.section import Section
 
 P = TypeVar("P", bound=Section)
@@ -185,20 +184,3 @@ class UnifiedRewardParams(JudgeParams):
     """Regular expression with one group, the score. The last match in a reply counts."""
     scale: Scale = (1.0, 5.0)
     """[lowest, highest] score. One outside is an error."""
-
-
-def validated(params: type[P], values: Mapping[str, Any]) -> P:
-    """The params; InputError for the first one that is not valid."""
-    try:
-        return params.model_validate(values)
-    except ValidationError as error:
-        item = error.errors()[0]
-    name = ".".join(map(str, item["loc"]))
-    if item["type"] == "extra_forbidden":
-        valid = list(params.model_fields)
-        raise InputError(f"unknown argument {name!r}.{suggestion(name, valid)} Valid: {', '.join(valid)}")
-    if item["type"] == "missing":
-        raise InputError(f"{name}: is missing; add it ({params.model_fields[name].description})")
-    if item["type"] == "value_error":
-        raise InputError(f"{name}: {item['ctx']['error']}")  # names the value itself, unless it may be a secret
-    raise InputError(f"{name}: got {item['input']!r}; {item['msg'][0].lower()}{item['msg'][1:]}")

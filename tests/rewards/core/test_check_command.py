@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from marble_rl.devices import resident
-from marble_rl.rewards.core.checking import Check, check_reward
+from marble_rl.rewards.core.check_command import RewardCheck, check_reward
 from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
@@ -15,7 +15,7 @@ from marble_rl.types import Prompt
 CPU = torch.device("cpu")
 
 
-def checked(config: RewardConfig, device: torch.device = CPU, prompts: tuple[Prompt, ...] = ()) -> Check:
+def checked(config: RewardConfig, device: torch.device = CPU, prompts: tuple[Prompt, ...] = ()) -> RewardCheck:
     return check_reward(Scorer([config], build_rewards([config]))[config.name], device, prompts, None)
 
 

@@ -1,25 +1,29 @@
-"""What every reward that reads text has in common: the text wanted, where it is looked for, how well it was met."""
+"""Text rendering: what the rewards that read text in pictures have in common.
+
+That is the text wanted, where in the picture it is looked for, and the score of what was read.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from marble_rl.errors import InputError
+from pydantic import AfterValidator
+
 from marble_rl.prompts.wanted import wanted_text
 from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits
+from marble_rl.section import Fraction, Section
 from marble_rl.types import Prompt
 
 Mode = Literal["auto", "line", "page"]
 Match = Literal["auto", "whole", "contained"]
-MODES = ("auto", "line", "page")
 PAGE_SIDE = 128
-"""`auto` looks for text anywhere from this shorter side on. In smaller pictures one line fills the region."""
+"""Shorter side, in pixels, from which `auto` looks for text anywhere. In smaller pictures one line fills the region."""
 
 
 def edit_distance(extra: str = "ocr") -> Callable[[str, str], int]:
-    """Levenshtein's distance. Readers ask for it while they load, so that a missing package is found early."""
+    """Levenshtein's distance. Rewards ask for it while they load, so that a missing package is reported early."""
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError as error:
@@ -59,54 +63,56 @@ def _bare(text: str) -> str:
 SCORES = {"whole": reading_score, "contained": contained_score}
 
 
-class ReadingReward(RewardBase, ABC):
-    """Scores what is read in (a region of) each picture.
+Region = tuple[Fraction, Fraction, Fraction, Fraction]
 
-    ``mode``: `line` takes the region for one line of text, `page` looks for lines anywhere in it, `auto` decides by the
-    region's size. ``match``: `whole` compares all that was read, `contained` the part that fits best; `auto` is `whole`
-    for a line and `contained` for a page.
-    """
 
+def _not_empty(region: Region) -> Region:
+    left, top, right, bottom = region
+    if left >= right or top >= bottom:
+        raise ValueError(f"expected [left, top, right, bottom] of a part of the picture, got {list(region)}")
+    return region
+
+
+class TextRenderingParams(Section):
+    """What all rewards that read text take."""
+
+    region: Annotated[Region, AfterValidator(_not_empty)] = (0.0, 0.0, 1.0, 1.0)
+    """[left, top, right, bottom] of the part that is read, each between 0 and 1."""
+    mode: Mode = "auto"
+    """`line`: the region is one line of text. `page`: lines are looked for anywhere in it. `auto`: `page` if the
+    region's shorter side has 128 pixels or more."""
+    match: Match = "auto"
+    """`whole`: all that was read is compared. `contained`: the neighbouring words that fit best. `auto`: `contained`
+    for a page, `whole` for a line."""
+
+
+class TextRenderingReward(RewardBase, ABC):
+    """Scores the text that is read in (a region of) each picture."""
+
+    Params: type[TextRenderingParams] = TextRenderingParams
     traits = Traits(range=(0.0, 1.0), deterministic=True, device="cpu")
-
-    def __init__(
-        self, region: Sequence[float] = (0.0, 0.0, 1.0, 1.0), mode: Mode = "auto", match: Match = "auto"
-    ) -> None:
-        try:
-            left, top, right, bottom = (float(edge) for edge in region)
-            fits = 0 <= left < right <= 1 and 0 <= top < bottom <= 1
-        except (TypeError, ValueError):
-            fits = False
-        if not fits:
-            raise InputError(
-                f"region: {region} is not a part of the picture; give [left, top, right, bottom] between 0 and 1"
-            )
-        for name, value, choices in (("mode", mode, MODES), ("match", match, ("auto", *SCORES))):
-            if value not in choices:
-                raise InputError(f"{name}: unknown {value!r}; use one of {', '.join(choices)}")
-        self.region = (left, top, right, bottom)
-        self.mode = mode
-        self.match = match
 
     def applies_to(self, prompt: Prompt) -> bool:
         return bool("".join((wanted_text(prompt) or "").split()))
 
     def score(self, batch: RewardBatch) -> Sequence[float]:
         images = self._cropped(batch.images)
-        match = self.match
+        match = self.params.match
         if match == "auto":
-            match = "contained" if self.takes_for_pages(images) else "whole"
+            match = "contained" if self.are_pages(images) else "whole"
         return [
             SCORES[match](text, wanted_text(prompt) or "")
             for text, prompt in zip(self.read(images), batch.prompts, strict=True)
         ]
 
-    def takes_for_pages(self, images: Images) -> bool:
-        return self.mode == "page" or (self.mode == "auto" and min(images.shape[1:3]) >= PAGE_SIDE)
+    def are_pages(self, images: Images) -> bool:
+        """Whether lines are looked for in the pictures, or each is one line."""
+        mode = self.params.mode
+        return bool(mode == "page" or (mode == "auto" and min(images.shape[1:3]) >= PAGE_SIDE))
 
     def read(self, images: Images) -> list[str]:
         """The text in each picture, empty where there is none."""
-        return self.read_pages(images) if self.takes_for_pages(images) else self.read_lines(images)
+        return self.read_pages(images) if self.are_pages(images) else self.read_lines(images)
 
     @abstractmethod
     def read_lines(self, images: Images) -> list[str]:
@@ -118,7 +124,7 @@ class ReadingReward(RewardBase, ABC):
 
     def _cropped(self, images: Images) -> Images:
         height, width = images.shape[1:3]
-        left, top, right, bottom = self.region
+        left, top, right, bottom = self.params.region
         return images[:, _pixels(top, bottom, height), _pixels(left, right, width)]
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
 
 from marble_rl.rewards.builtin.ocr import Ocr
-from marble_rl.rewards.builtin.reading import Match, ReadingReward
 from marble_rl.rewards.builtin.tesseract import Tesseract
 from marble_rl.rewards.builtin.text_lines import reading_order
+from marble_rl.rewards.builtin.text_rendering import Match, TextRenderingReward
 from marble_rl.rewards.core.base import Images, RewardBatch
 from marble_rl.types import Prompt
 from tools.ocr_accuracy import drawn, main, measure, others, phrases
@@ -26,8 +26,8 @@ Boxes = npt.NDArray[np.float64]
 
 
 @pytest.fixture(scope="module", params=[Ocr, Tesseract])
-def reader(request: pytest.FixtureRequest) -> ReadingReward:
-    reward: ReadingReward = request.param()
+def reader(request: pytest.FixtureRequest) -> TextRenderingReward:
+    reward: TextRenderingReward = request.param()
     reward.load(CPU)
     return reward
 
@@ -48,13 +48,13 @@ def page(*texts: tuple[str, int, int], size: int = 40, side: tuple[int, int] = (
     return np.asarray(canvas)[None]
 
 
-def score(reward: ReadingReward, images: Images, wanted: str) -> float:
+def score(reward: TextRenderingReward, images: Images, wanted: str) -> float:
     (found,) = reward.score(RewardBatch(images, [Prompt(0, "a poster", "s", {"target": wanted})]))
     return found
 
 
 @pytest.mark.parametrize("count", [30, pytest.param(100, marks=pytest.mark.full)])
-def test_phrases_are_read_and_taken_for_no_other(reader: ReadingReward, count: int) -> None:
+def test_phrases_are_read_and_taken_for_no_other(reader: TextRenderingReward, count: int) -> None:
     found = measure(reader, count)
     assert found.right >= 0.9
     assert found.wrong < 0.2
@@ -71,7 +71,7 @@ def test_the_phrases_are_different_and_the_wrong_ones_are_wrong() -> None:
     assert texts == phrases(100) != phrases(100, seed=1)
 
 
-def test_a_page_does_not_depend_on_the_batch(reader: ReadingReward) -> None:
+def test_a_page_does_not_depend_on_the_batch(reader: TextRenderingReward) -> None:
     """Nor on its place there, and not where pictures without any text stand between."""
     images = drawn(phrases(6, seed=3), seed=3)
     images[[0, 3]] = 200
@@ -104,7 +104,7 @@ def test_other_text_in_the_picture(match: Match, low: float, high: float) -> Non
     assert low <= score(reward, images, "Grand Opening") <= high
 
 
-def test_a_wrong_letter_costs_a_letter_also_beside_other_text(reader: ReadingReward) -> None:
+def test_a_wrong_letter_costs_a_letter_also_beside_other_text(reader: TextRenderingReward) -> None:
     images = page(("GRAMD OPENING", 60, 200), ("est 1987", 200, 420))
     assert score(reader, images, "Grand Opening") == pytest.approx(11 / 12)
 

@@ -1,4 +1,4 @@
-"""`marble rewards check`: load each reward, score a sample picture, and see whether it keeps its promises."""
+"""`marble rewards check`: load each reward, score a sample picture, and compare the result with the reward's traits."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class ChecksFailed(MarbleError):
 
 
 @dataclass(frozen=True)
-class Check:
-    """What was found out about one reward."""
+class RewardCheck:
+    """The result of checking one reward."""
 
     name: str
     prompt: str | None = None
     score: float | None = None
-    """Of the sample picture; None if the reward had nothing to say about it."""
+    """Of the sample picture; None if the reward gave none."""
     milliseconds: float | None = None
     """For one image of a batch, once it is warm."""
     memory_bytes: int | None = None
-    """That loading and scoring left occupied, on its device; with the packages that it was the first to import."""
+    """Held on its device after loading and scoring, including packages that it was the first to import."""
     finite: bool = False
     """Whether every picture got a finite score, or None."""
     deterministic: bool | None = None
@@ -68,25 +68,27 @@ class Check:
     """Why it failed, if it did."""
 
 
-def check_reward(reward: CalledReward, device: torch.device, prompts: Sequence[Prompt], image: Images | None) -> Check:
-    """Load the reward and score a few pictures with it. Nothing that it does raises."""
+def check_reward(
+    reward: CalledReward, device: torch.device, prompts: Sequence[Prompt], image: Images | None
+) -> RewardCheck:
+    """Load the reward and score a few pictures with it. Its errors become part of the result."""
     before = _occupied()  # everywhere: where the reward will be is known once it is loaded
     try:
         reward.load(device)
         prompt = next((p for p in prompts if reward.applies_to(p)), None) or _fitting_sample(reward)
         if prompt is None:
-            return Check(reward.name, error="applies to none of the prompts; give one with --prompt")
+            return RewardCheck(reward.name, error="applies to none of the prompts; give one with --prompt")
         return _scored(reward, prompt, image, before)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a reward may call sys.exit
-        return Check(
+        return RewardCheck(
             reward.name, error=str(error) if isinstance(error, MarbleError) else f"{type(error).__name__}: {error}"
         )
 
 
 def _fitting_sample(reward: CalledReward) -> Prompt | None:
-    """The first of our own prompts that the reward applies to; some ask for what its world does not have."""
+    """The first sample prompt that the reward applies to. Some ask for objects that a detector does not know."""
     for prompt in SAMPLE_PROMPTS:
         with suppress(InputError):
             if reward.applies_to(prompt):
@@ -94,7 +96,7 @@ def _fitting_sample(reward: CalledReward) -> Prompt | None:
     return None
 
 
-def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: Mapping[str, int]) -> Check:
+def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: Mapping[str, int]) -> RewardCheck:
     pictures = _variations(sample_picture(prompt) if image is None else image)
     if reward.traits.media == "video":
         pictures = _moving(pictures)
@@ -105,16 +107,16 @@ def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: 
     place = _place(reward.device)
     deterministic = first == second
     broken = reward.traits.deterministic and not deterministic
-    return Check(
+    return RewardCheck(
         reward.name,
         prompt.text,
         first[0],
         1000 * seconds / len(pictures),
         max(_occupied()[place] - before[place], 0),
-        True,  # what is not finite has been refused
+        True,  # `score_fresh` raises if a score is not finite
         deterministic,
         max((abs(a - b) for a, b in zip(first, alone, strict=True) if a is not None and b is not None), default=None),
-        "declares itself deterministic, but a second call gave other scores" if broken else None,
+        "declares itself deterministic, but a second call returned other scores" if broken else None,
     )
 
 
@@ -172,7 +174,7 @@ def _moving(pictures: Images) -> Images:
     return np.stack([np.roll(pictures, frame * step, axis=2) for frame in range(FRAMES)], axis=1)
 
 
-def print_checks(checks: Sequence[Check], rewards: Mapping[str, Traits], console: Console) -> None:
+def print_checks(checks: Sequence[RewardCheck], rewards: Mapping[str, Traits], console: Console) -> None:
     """``rewards``: what each declares."""
     table = Table(box=SIMPLE_HEAD, caption_justify="left")
     table.add_column("reward", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Objects in photographs for `geneval`: a detector of transformers finds them, CLIP names their colours.
+"""The detector `photo` of `geneval`: a model of transformers finds objects in photographs, CLIP names their colours.
 
 Thresholds, colours, captions and the grey behind a masked object are those of GenEval's own script; its mmdet model
 is replaced by its relative in transformers. docs/rewards/geneval.md says what differs.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from marble_rl import hub
@@ -24,6 +25,7 @@ from marble_rl.prompts.colours import COLOURS
 from marble_rl.rewards.builtin.embedder import ClipEmbedder, on_pillow
 from marble_rl.rewards.builtin.geneval import Detection, Mask, standing_for
 from marble_rl.rewards.core.base import Images
+from marble_rl.section import Fraction, ModelPath, Section
 
 CAPTIONS = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
 GREY = 0x99
@@ -42,78 +44,64 @@ GENEVAL_NAMES = {
 }
 """Where a checkpoint's name of a COCO class is not GenEval's."""
 NO_CLASS = "N/A"
-"""DETR's checkpoints call the unused numbers of COCO's 91 classes so."""
+"""How DETR's checkpoints label the unused numbers of COCO's 91 classes."""
 SIDE = 384
-"""transformers measures Mask2Former's masks at this size, whatever the picture's."""
+"""Size at which transformers measures Mask2Former's masks, whatever the picture's."""
 LONGEST = 5 / 3
-"""The longer side of a picture as the model sees it, at most, in shorter sides: COCO's custom, 1333 to 800."""
+"""Most that the longer side of a picture has in shorter sides, as the model sees it: 1333 to 800, usual for COCO."""
 STRIDE = 32
 """RT-DETR takes only pictures whose sides are multiples of this."""
 
 
 class PhotoDetector:
-    """Mask2Former, or a detector of the DETR family, in transformers' format, by hub id or folder.
+    """Mask2Former, or a detector of the DETR family, in transformers' format."""
 
-    Objects count from a confidence of ``threshold``, where the prompt's tag is `counting` from ``counting_threshold``;
-    at most ``max_objects`` of a class. Of two of a class that overlap by ``max_overlap`` (intersection over union) or
-    more, the surer one is kept; at 1 both are. The model sees pictures with a shorter side of ``side`` pixels; without
-    it, as the checkpoint's image processor says.
-    """
+    class Params(Section):
+        model: ModelPath = "facebook/mask2former-swin-small-coco-instance"
+        """Hub id or folder: Mask2Former for instances, or a detector of the DETR family."""
+        colour_model: ModelPath = "openai/clip-vit-large-patch14"
+        """Hub id or folder of a `CLIPModel`."""
+        threshold: Fraction = 0.3
+        """Least confidence of an object."""
+        counting_threshold: Fraction = 0.9
+        """The same where the prompt's tag is `counting`."""
+        max_objects: PositiveInt = 16
+        """Most objects of one class."""
+        max_overlap: Fraction = 1.0
+        """Of two objects of a class with this intersection over union or more, only the surer one counts; 1: both."""
+        side: Annotated[int, Field(ge=STRIDE, multiple_of=STRIDE)] | None = None
+        """Shorter side, in pixels, of the pictures as the model sees them; null: as the checkpoint's image processor
+        says."""
+        batch_size: PositiveInt = 8
+        """Pictures or cut-outs at a time; changes memory, not scores."""
 
-    def __init__(
-        self,
-        model: str = "facebook/mask2former-swin-small-coco-instance",
-        colour_model: str = "openai/clip-vit-large-patch14",
-        threshold: float = 0.3,
-        counting_threshold: float = 0.9,
-        max_objects: int = 16,
-        max_overlap: float = 1.0,
-        side: int | None = None,
-        batch_size: int = 8,
-    ) -> None:
-        for key, share in (
-            ("threshold", threshold),
-            ("counting_threshold", counting_threshold),
-            ("max_overlap", max_overlap),
-        ):
-            if not 0 <= share <= 1:
-                raise InputError(f"{key}: must be from 0 to 1, not {share}")
-        for key, count in (("max_objects", max_objects), ("batch_size", batch_size)):
-            if count < 1:
-                raise InputError(f"{key}: must be at least 1, not {count}")
-        if side is not None and (side < STRIDE or side % STRIDE):
-            raise InputError(f"side: must be a multiple of {STRIDE}, not {side}")
-        self.model = model
-        self.colour_model = colour_model
-        self.threshold = threshold
-        self.counting_threshold = counting_threshold
-        self.max_objects = max_objects
-        self.max_overlap = max_overlap
-        self.side = side
-        self.batch_size = batch_size
+    def __init__(self, **params: Any) -> None:
+        self.params = self.Params(**params)
         self._finder: Any = None
         self._colours: Any = None
 
     def load(self, device: torch.device) -> None:
-        self._finder = load_finder(self.model, device, self.side)
-        self._colours = ColourNamer(ClipEmbedder(self.colour_model, device, key="colour_model"), self.batch_size)
+        p = self.params
+        self._finder = load_finder(p.model, device, p.side)
+        self._colours = ColourNamer(ClipEmbedder(p.colour_model, device, key="colour_model"), p.batch_size)
 
     def detect(self, images: Images) -> list[list[Detection]]:
-        """Objects of each picture, the surest first, their colours still open."""
-        found: list[list[Detection]] = []
-        for start in range(0, len(images), self.batch_size):
-            found += self._finder.find(images[start : start + self.batch_size], self.threshold)
-        return [self._sifted(objects) for objects in found]
+        """Objects of each picture, the surest first, without their colours."""
+        objects: list[list[Detection]] = []
+        for batch in np.split(images, range(self.params.batch_size, len(images), self.params.batch_size)):
+            objects += self._finder.find(batch, self.params.threshold)
+        return [self._sifted(of_picture) for of_picture in objects]
 
     def attend(
-        self, images: Images, found: Sequence[list[Detection]], wanted: Sequence[Mapping[str, Any]]
+        self, images: Images, objects: Sequence[list[Detection]], wanted: Sequence[Mapping[str, Any]]
     ) -> list[list[Detection]]:
-        """Leave out what is not sure enough to be counted, and name the colours that are asked for."""
+        """Leave out objects that are not sure enough to be counted, and name the colours that are asked for."""
         for metadata in wanted:
             check_answerable(metadata, self._finder.names)
+        least = self.params.counting_threshold
         sure = [
-            [o for o in objects if metadata.get("tag") != "counting" or o.confidence > self.counting_threshold]
-            for objects, metadata in zip(found, wanted, strict=True)
+            [o for o in of_picture if metadata.get("tag") != "counting" or o.confidence > least]
+            for of_picture, metadata in zip(objects, wanted, strict=True)
         ]
         # Most objects are never checked for a colour; CLIP need not look at them.
         asked = [
@@ -139,8 +127,9 @@ class PhotoDetector:
         for item in sorted(objects, key=lambda o: -o.confidence):
             seen[item.name] = seen.get(item.name, 0) + 1
             rivals = [other for other in kept if other.name == item.name]
-            repeats = self.max_overlap < 1 and any(overlap(item, other) >= self.max_overlap for other in rivals)
-            if seen[item.name] <= self.max_objects and not repeats:
+            most = self.params.max_overlap
+            repeats = most < 1 and any(overlap(item, other) >= most for other in rivals)
+            if seen[item.name] <= self.params.max_objects and not repeats:
                 kept.append(item)
         return kept
 
@@ -188,11 +177,11 @@ class Segmenter(_Finder):
         inside = (logits > 0).float()
         certainty = (logits.sigmoid() * inside).sum((1, 2)) / (inside.sum((1, 2)) + 1e-6)
         masks = F.interpolate(inside[None], size=tuple(size), mode="nearest")[0] > 0
-        found = []
+        objects = []
         for label, score, mask in zip(labels.tolist(), (likely * certainty).tolist(), masks, strict=True):
             if score > threshold and label in self.names and bool(mask.any()):
-                found.append(_outlined(self.names[label], score, mask.cpu().numpy()))
-        return found
+                objects.append(_outlined(self.names[label], score, mask.cpu().numpy()))
+        return objects
 
 
 class BoxFinder(_Finder):
@@ -225,7 +214,7 @@ def load_finder(path: str, device: torch.device, side: int | None = None) -> Seg
 
     with hub.explained("model", path, "a detector with its image processor in transformers' format"):
         source = str(Path(path).expanduser())
-        # DETR counts as a model for segmentation too, so its kind is told by the name.
+        # DETR counts as a model for segmentation too, so the name decides.
         segments = AutoConfig.from_pretrained(source).model_type == "mask2former"
         kind = AutoModelForUniversalSegmentation if segments else AutoModelForObjectDetection
         model = kind.from_pretrained(source, dtype=torch.float32)
@@ -255,12 +244,10 @@ def check_answerable(metadata: Mapping[str, Any], names: Mapping[int, str]) -> N
             near = suggestion(GENEVAL_NAMES.get(name, name), list(names.values()))
             raise InputError(
                 f"the prompt asks for {name!r}, which the detector does not know.{near} "
-                "Mend the prompt file or choose another model"
+                "Fix the prompt file or choose another model"
             )
         if entry.get("color", COLOURS[0]) not in COLOURS:
-            raise InputError(
-                f"the prompt asks for the color {entry['color']!r}; it must be one of {', '.join(COLOURS)}"
-            )
+            raise InputError(f"the prompt asks for the color {entry['color']!r}; expected one of {', '.join(COLOURS)}")
 
 
 class ColourNamer:
