@@ -31,11 +31,11 @@ def diagnose(
     from marble_rl.diagnose.run import diagnose as run_diagnosis
 
     folder = out or run / "diagnosis"
-    found = run_diagnosis(run, batches=batches, step=step, device=device, out=folder, console=Console(stderr=True))
+    diagnosis = run_diagnosis(run, batches=batches, step=step, device=device, out=folder, console=Console(stderr=True))
     if as_json:
-        print_json(found.to_json())
+        print_json(diagnosis.to_json())
     else:
-        print_diagnosis(found, Console())
+        print_diagnosis(diagnosis, Console())
         typer.echo(f"\nWrote {folder / 'diagnosis.json'} and {folder / 'diagnosis.png'}")
 
 
@@ -75,8 +75,6 @@ def compare(
     One job per method and seed. Ctrl-C stops and saves all of them; the same command goes on, and jobs that are
     finished are not run again. Exit code 1 if a job crashed: the table then has a hole.
     """
-    from dataclasses import asdict
-
     from rich.console import Console
 
     from marble_rl.compare.command import make_table, raise_for_holes, run_comparison, show
@@ -86,11 +84,11 @@ def compare(
         if not config.exists():
             raise InputError(f"{config}: there is no such folder; give the --out of a comparison")
         out = config if config.is_dir() else out
-        found = make_table(out, against=against)
+        comparison = make_table(out, against=against)
     elif config.is_dir():
         raise InputError(f"{config} is a folder; give a config, or --table-only to make the table of what is there")
     else:
-        found = run_comparison(
+        comparison = run_comparison(
             config,
             overrides or [],
             methods or ["joint"],
@@ -103,10 +101,10 @@ def compare(
             console=Console(stderr=True),
         )
     if as_json:
-        print_json(asdict(found))
+        print_json(comparison.to_json())
     else:
-        show(found, out, Console())
-    raise_for_holes(found, out)
+        show(comparison, out, Console())
+    raise_for_holes(comparison, out)
 
 
 def report(

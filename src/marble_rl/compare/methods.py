@@ -19,8 +19,6 @@ SCHEDULE = ((800, 1), (300, 2), (200, 1), (200, 2), (100, 3))
 """The paper's hand-made schedule: (steps, reward). Scaled to the budget; see `sequential_stages`."""
 LATE = 0.8
 """Where the late uniform stage begins, as a share of the steps. Ours: the paper says "a short stage" only."""
-SLOW = 0.965
-"""0.7 ** (1 / 10): in every step, what the paper's rho is every 10 steps."""
 DOUBLED = 0.4
 """Share of the rewards that the paper's weights 1:1:1:2:2 double: the last two of five."""
 
@@ -105,23 +103,14 @@ FIXED = {
             "the QP on correlations of advantages, no gradient per reward: what MARBLE is where gradients are noise",
             type="min_variance",
         ),
-        _marble("marble_gram", "MARBLE, gradient products smoothed instead of solutions", smooth="gram"),
-        _marble(
-            "marble_smooth_every_step",
-            "MARBLE in every step, gradient products smoothed over as many steps as in the paper",
-            refresh_every=1,
-            smooth="gram",
-            ema_decay=SLOW,
-        ),
-        _marble("marble_noise_aware", "MARBLE, the noise-aware problem", smooth="gram", solver="noise_aware"),
         _marble("marble_adam_metric", "MARBLE, gradients measured as AdamW steps", metric="adam"),
     )
 }
 
 JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
 VARIANTS = (
-    *("marble_alpha_over_norm", "unit_mean", "min_variance", "marble_smooth_every_step", "marble_gram"),
-    *("marble_noise_aware", "marble_adam_metric", "marble_late_uniform"),
+    *("marble_alpha_over_norm", "unit_mean", "min_variance"),
+    *("marble_adam_metric", "marble_late_uniform"),
 )
 ABLATIONS = (
     *("marble_no_norm", "marble_every_step", "marble_n5", "marble_n20", "marble_rho01", "marble_rho09"),

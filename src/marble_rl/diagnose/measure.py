@@ -17,6 +17,7 @@ from marble_rl.balancing.balancers import Balancer, build_balancer, weight_vecto
 from marble_rl.balancing.settings import Balance, MarbleBalance, WeightedSumBalance
 from marble_rl.config import RunConfig
 from marble_rl.diagnose.directions import directions
+from marble_rl.diagnose.record import Sample
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
 from marble_rl.gradients.metric import gradient_size, gram
@@ -37,18 +38,8 @@ FIRST_ROLLOUT = 1_000_000
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One image of the specialist map."""
-
-    source: str
-    prompt: str
-    advantages: list[float | None]
-    """[K]; None where a reward does not apply"""
-
-
-@dataclass(frozen=True)
 class Measured:
-    """What a run's policy gives on M fresh mini-batches."""
+    """Gradients of a run's policy on M fresh mini-batches, reduced to their products."""
 
     names: tuple[str, ...]
     images: int
@@ -113,8 +104,8 @@ def measure(
         experience = source.gather(FIRST_ROLLOUT + m, 0, display)
         columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
         batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
-        # As in training: on the scale, and as many samples a pass, as the run's numbers and memory need.
-        found = scale.applied(
+        # As in training: with the run's loss scale and micro-batch.
+        gradients = scale.applied(
             partial(
                 policy_gradients,
                 model,
@@ -126,7 +117,7 @@ def measure(
                 micro_batch=micro_batch,
             )
         ).gradients
-        g[m], shared[m] = found.g.cpu(), found.shared.cpu()
+        g[m], shared[m] = gradients.g.cpu(), gradients.shared.cpu()
         advantages[m] = second_moments(experience.scored.advantages)
         samples = samples or _samples(experience, experience.scored)
         on_batch(m + 1)
@@ -178,13 +169,13 @@ def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 def _in_metric(g: Tensor, shared: Tensor, updater: Updater, k: int) -> Tensor:
-    """[M, J, J]: each batch's Gram matrix in AdamW's metric, as a run with `balance.metric: adam` finds it."""
+    """[M, J, J]: each batch's Gram matrix in AdamW's metric, as a run with `balance.metric: adam` computes it."""
     device = updater.policy.flat.device  # of AdamW's moments
-    found = []
+    grams = []
     for m in range(len(g)):
         size = gradient_size(g[m, :k], shared[m]).to(device)
-        found.append(gram(g[m], updater.preconditioner(size).cpu()))
-    return torch.stack(found)
+        grams.append(gram(g[m], updater.preconditioner(size).cpu()))
+    return torch.stack(grams)
 
 
 def _applied(
@@ -194,7 +185,7 @@ def _applied(
     is zero."""
     device = updater.policy.flat.device
     lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()
-    found = torch.empty(len(every), len(g), len(g), k, dtype=torch.float64)
+    cosines = torch.empty(len(every), len(g), len(g), k, dtype=torch.float64)
     steps = torch.empty(len(every), g.shape[2])
     for m in range(len(g)):
         for i, weights in enumerate(every.values()):
@@ -202,8 +193,8 @@ def _applied(
         norms = torch.linalg.vector_norm(steps, dim=1, dtype=torch.float64)
         # For all directions at once: the file of gradients, which may not fit in memory, is read once a batch.
         for n in range(len(g)):
-            found[:, m, n] = (steps @ g[n, :k].T).to(torch.float64) / (norms[:, None] * lengths[n])
-    return dict(zip(every, found, strict=True))
+            cosines[:, m, n] = (steps @ g[n, :k].T).to(torch.float64) / (norms[:, None] * lengths[n])
+    return dict(zip(every, cosines, strict=True))
 
 
 def _samples(experience: Experience, scored: Scored) -> list[Sample]:
@@ -214,7 +205,7 @@ def _samples(experience: Experience, scored: Scored) -> list[Sample]:
         Sample(
             prompt.source,
             prompt.text,
-            [float(a) if told else None for a, told in zip(scored.advantages[i], applicable[i], strict=True)],
+            [float(a) if applies else None for a, applies in zip(scored.advantages[i], applicable[i], strict=True)],
         )
         for i, prompt in enumerate(prompts)
     ]
