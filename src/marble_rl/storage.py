@@ -130,8 +130,8 @@ def _reason(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return getattr(error, "strerror", None) or str(error)
     first = error.errors(include_url=False)[0]
-    key = ".".join(map(str, first["loc"]))
-    return f"{key}: {first['msg']}" if key else first["msg"]
+    key, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
 
 
 def sync_folder(folder: Path) -> None:
