@@ -14,14 +14,13 @@ large() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-large.yaml --out "$OUT/
 compare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-study.yaml --out "$OUT" "$@" || holes; }
 
 compare --methods base,joint --seeds 0-2
-conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,min_variance \
-  --seeds 0-2
+conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,min_variance --seeds 0-2
 large --methods base,weighted_sum,uniform,unit_mean,min_variance,marble_every_step --seeds 0-2
 compare --methods variants --seeds 0-2
 compare --methods ablations --seeds 0-2
 compare --methods base,joint,marble_alpha_over_norm --seeds 3-4
 compare --methods specialists --seeds 0-4
-# The weighted sum as it is where nobody divides PickScore by 26.
+# The weighted sum with PickScore as published, not divided by 26.
 compare --methods weights:1,1,26,1,1 --seeds 0-2
 # What gradients are like: at the beginning, at the end, and where rewards conflict.
 diagnose() { [ -e "$1/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$1" --batches "$BATCHES"; }

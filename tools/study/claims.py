@@ -56,7 +56,7 @@ def better(method: str, other: str) -> Callable[[Study], Finding]:
             verdict: Verdict = "confirmed" if composite.low > 0 else "contradicted"
             end = "" if composite.low > 0 else ": the other way round"
         else:
-            verdict, end = "not confirmed", ": cannot be told apart"
+            verdict, end = "not confirmed", ": no clear difference"
         text = f"composite {shown_difference(composite)}{end}; {composite.n} seeds."
         return Finding(verdict, text, _by_reward(differences, study.table.rewards))
 
@@ -100,7 +100,7 @@ def best_joint_method(joint: Sequence[str]) -> Callable[[Study], Finding]:
         figures = [f"{name} {number(study.row(name).figures[COMPOSITE].mean, signed=True)}" for name in order]
         leads = all(study.difference("marble", other)[COMPOSITE].low > 0 for other in joint if other != "marble")
         verdict: Verdict = "confirmed" if leads else "partly" if order[0] == "marble" else "not confirmed"
-        end = "" if leads else ", but not beyond doubt" if order[0] == "marble" else ""
+        end = "" if leads else ", but not significantly" if order[0] == "marble" else ""
         return Finding(verdict, f"rank {order.index('marble') + 1} of {len(order)}{end}: {', '.join(figures)}.")
 
     return judge
@@ -116,7 +116,7 @@ def no_specialist_wins(study: Study) -> Finding:
     verdict: Verdict = "confirmed" if len(behind) == len(names) else "partly" if behind else "not confirmed"
     composites = {name: study.difference(name, "marble")[COMPOSITE] for name in names}
     figures = ", ".join(f"{name} {shown_difference(d)}" for name, d in composites.items())
-    wins = f"Specialists for {listed(own)} are ahead" if own else "No specialist is ahead beyond doubt"
+    wins = f"Specialists for {listed(own)} are ahead" if own else "No specialist is significantly ahead"
     return Finding(verdict, f"composite relative to MARBLE: {figures}. {wins} on their own reward.")
 
 
@@ -272,7 +272,7 @@ PAPER = (
         better("marble", tuned_weights(5)),
     ),
     Claim(
-        "A weighted sum whose scales nobody set falls behind: PickScore as published, not divided by 26 "
+        "A weighted sum of rewards as published falls behind: PickScore not divided by 26 "
         "(the paper does not ask)",
         "not reported",
         better("marble", UNSCALED),
@@ -312,7 +312,7 @@ OURS = {
 }
 """Variants that the paper does not have."""
 REMOVED = ("marble_smooth_every_step", "marble_gram", "marble_noise_aware")
-"""Those that helped nobody: `marble compare` no longer has them. Their results are kept and shown."""
+"""Those that improved nothing: `marble compare` no longer has them. Their results are kept and shown."""
 
 
 def with_note(method: str) -> str:

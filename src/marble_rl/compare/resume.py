@@ -62,7 +62,7 @@ def remaining_jobs(
     refused = {n: reason for n, reason in stale.items() if not (evaluate_again and n in badly_judged)}
     if refused and not fresh:
         name, reason = next(iter(refused.items()))
-        keep = f", evaluate {len(badly_judged)} training(s) anew with --evaluate-again" if badly_judged else ""
+        keep = f", evaluate {len(badly_judged)} training(s) again with --evaluate-again" if badly_judged else ""
         raise InputError(
             f"--out: {out} was made with another config. {name}: {reason}. "
             f"Restore that, give another --out{keep}, or throw {len(refused)} job(s) away with --fresh"

@@ -1,4 +1,4 @@
-"""From `--methods` and `--seeds` to methods and numbers.
+"""Parses `--methods` and `--seeds`.
 
 --methods base,specialists,marble            names and sets of names
 --methods weights:1,1,1,2,2                  a weighted sum with these weights

@@ -131,7 +131,7 @@ def signal(products: Tensor, rewards: int, size: float = 1.0) -> Tensor:
     """[K]: |mu_k|^2 / E|g_k|^2 for batches ``size`` times as large as those measured.
 
     Noise adds |g|^2 - |mu|^2 to a batch of this size, and 1/size of it to one that is ``size`` times as large. 0 at
-    every size where the estimate of |mu_k|^2 is not positive: the batches cannot tell the reward from noise.
+    every size where the estimate of |mu_k|^2 is not positive: the reward is lost in noise.
     """
     mu = unbiased_products(products).diagonal()[:rewards]
     raw = torch.einsum("mjmj->j", products)[:rewards] / len(products)

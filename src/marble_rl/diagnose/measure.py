@@ -149,7 +149,7 @@ def weights_of_sum(balance: Balance) -> dict[str, float]:
 
 def smoothed_coefficients(balancer: Balancer, step: int) -> Tensor | None:
     """[K]: what training would combine advantages by in the step after ``step`` updates; None where a run has no such
-    coefficients. To be asked for the step is what tells the balancer of its late uniform stage."""
+    coefficients. `wants_reward_gradients` switches the balancer to its late uniform stage."""
     balancer.wants_reward_gradients(step)
     return None if balancer.harmonizer is None else balancer.harmonizer.alpha_bar
 

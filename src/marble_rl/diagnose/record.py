@@ -112,7 +112,7 @@ class Diagnosis(Record):
     signal: dict[PositiveFloat, list[Maybe]]
     """By batch size relative to the run's: [K]."""
     cosines: list[list[Maybe]]
-    """[K, K] between the rewards' true gradients; None where one cannot be told from noise."""
+    """[K, K] between the rewards' true gradients; None where one is lost in noise."""
     advantages: AdvantageFacts | None = None
     """None in diagnoses of older versions."""
     qp: QpFacts

@@ -26,7 +26,7 @@ def smooth(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float]
 
     At each x: the weighted least-squares line through the values, w_i = exp(-(x_i - x)^2 / 2 h^2), read off at x. It is
     a linear map of the values, curve = L y, so its variance is s^2 sum_i L_xi^2, with s^2 = |y - L y|^2 / (n - tr L):
-    prompts are drawn anew for every rollout, so the noise of one step tells little about the next.
+    every rollout has other prompts, so the noise of one step says little about the next.
 
     L has a row and a column for every value: thin long curves first. Means of equally many steps have equal noise too.
     """
@@ -64,7 +64,7 @@ def rise(values: Sequence[float]) -> Interval | None:
     """Mean of the last third minus mean of the first tenth (five values or more), with Welch's 95 % interval; None for
     too few values. The beginning is short because rewards rise fast at first.
 
-    Prompts are drawn anew for every rollout, so that the noise of one step tells little about the next.
+    Every rollout has other prompts, so that the noise of one step says little about the next.
     """
     if len(values) < LEAST_STEPS:
         return None
