@@ -47,7 +47,7 @@ def directions(
 
 def _rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str, Rule]:
     k = rewards
-    rules: dict[str, Rule] = {
+    found: dict[str, Rule] = {
         "weighted_sum": lambda gram: torch.eye(len(gram), dtype=gram.dtype)[k],
         "uniform": lambda gram: _padded(torch.full((k,), 1 / k, dtype=gram.dtype)),
         "unit_mean": lambda gram: _padded(_per_length(torch.full((k,), 1 / k, dtype=gram.dtype), gram)),
@@ -55,13 +55,14 @@ def _rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str
         "marble_no_norm": lambda gram: _padded(common_direction(gram[:k, :k], normalize=False).weights),
     }
     if alpha_bar is not None:
-        rules["between_refreshes"] = lambda gram: _padded(alpha_bar)
-        rules["alpha_over_norm"] = lambda gram: _padded(_per_length(alpha_bar, gram))
+        found["between_refreshes"] = lambda gram: _padded(alpha_bar)
+        found["alpha_over_norm"] = lambda gram: _padded(_per_length(alpha_bar, gram))
     unit, known = _averaged(products, k)
-    if known.any():
-        mean = _among(min_norm(unit).alpha, known)
-        rules["mean_gram"] = lambda gram: _padded(_per_length(mean, gram))
-    return rules
+    if not known.any():
+        return found
+    mean = _among(min_norm(unit).alpha, known)
+    found["mean_gram"] = lambda gram: _padded(_per_length(mean, gram))
+    return found
 
 
 def _among(share: Tensor, known: Tensor) -> Tensor:
@@ -81,17 +82,19 @@ def _per_length(alpha: Tensor, gram: Tensor) -> Tensor:
 
 
 def _averaged(products: Tensor, rewards: int) -> tuple[Tensor, Tensor]:
-    """Gram matrix of unit gradients, averaged over batches, and ``known`` [K]: the rewards that have a gradient in some
-    batch. The matrix is of those alone.
+    """G of unit gradients averaged over batches, and ``known`` [K]: the rewards that have a gradient in some batch.
+    G is of those alone.
 
-    An entry is averaged over the batches where both rewards have a gradient; 0 where they never do.
+    An entry is averaged over the batches where both rewards have a gradient (balancing/averaging.py); 0 where there is
+    none.
     """
-    grams = torch.einsum("mjmi->mji", products)[:, :rewards, :rewards]
-    lengths = torch.einsum("mkk->mk", grams).sqrt()
+    k = rewards
+    lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()
     active = lengths > 0
     inverse = torch.where(active, 1 / lengths, 0.0)
-    count = active.to(grams.dtype)
+    unit = torch.einsum("mjmi->mji", products)[:, :k, :k] * inverse[:, :, None] * inverse[:, None, :]
+    count = active.to(unit.dtype)
     together = count.T @ count  # batches
-    summed = torch.einsum("mkl,mk,ml->kl", grams, inverse, inverse)
+    gram = torch.where(together > 0, unit.sum(0) / together, 0.0)
     known = active.any(0)
-    return nearest_gram(torch.where(together > 0, summed / together, 0.0)[known][:, known]), known
+    return nearest_gram(gram[known][:, known]), known

@@ -104,8 +104,8 @@ def measure(
         experience = source.gather(FIRST_ROLLOUT + m, 0, display)
         columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
         batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
-        # As in training: with the run's loss scale and micro-batch.
-        gradients = scale.applied(
+        # As in training: on the scale, and as many samples a pass, as the run's numbers and memory need.
+        found = scale.applied(
             partial(
                 policy_gradients,
                 model,
@@ -117,7 +117,7 @@ def measure(
                 micro_batch=micro_batch,
             )
         ).gradients
-        g[m], shared[m] = gradients.g.cpu(), gradients.shared.cpu()
+        g[m], shared[m] = found.g.cpu(), found.shared.cpu()
         advantages[m] = second_moments(experience.scored.advantages)
         samples = samples or _samples(experience, experience.scored)
         on_batch(m + 1)
@@ -149,7 +149,7 @@ def weights_of_sum(balance: Balance) -> dict[str, float]:
 
 def smoothed_coefficients(balancer: Balancer, step: int) -> Tensor | None:
     """[K]: what training would combine advantages by in the step after ``step`` updates; None where a run has no such
-    coefficients. `wants_reward_gradients` switches the balancer to its late uniform stage."""
+    coefficients. To be asked for the step is what tells the balancer of its late uniform stage."""
     balancer.wants_reward_gradients(step)
     return None if balancer.harmonizer is None else balancer.harmonizer.alpha_bar
 

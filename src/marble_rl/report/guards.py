@@ -74,16 +74,16 @@ def _quadratic_program(run: RunData) -> list[Guard]:
     balance = run.config.balance
     if not isinstance(balance, MarbleBalance):
         return []
-    result = _times(run, "qp/stationary", "rewards that cancel each other", OFTEN)
+    found = _times(run, "qp/stationary", "rewards that cancel each other", OFTEN)
     residual = run.series("qp/kkt_residual").values
     if residual and balance.solver != "equal":  # which solves nothing, and logs what it misses
         text = f"at most {max(residual):.0e}".replace("-", MINUS)
-        result.append(Guard("error of the quadratic program", text, max(residual) < 1e-9))
+        found.append(Guard("error of the quadratic program", text, max(residual) < 1e-9))
     if in_batch_guarantee(run.config):
         # In AdamW's metric the guarantee is one in that metric.
         key = "metric_harmony/conflict" if balance.metric == "adam" else "harmony/conflict"
-        result += _times(run, key, "updates against a reward in their own batch", 0.0)
-    return result
+        found += _times(run, key, "updates against a reward in their own batch", 0.0)
+    return found
 
 
 def _times(run: RunData, key: str, what: str, most: float) -> list[Guard]:

@@ -41,14 +41,14 @@ class Verdict:
 
 
 def verdicts(run: RunData) -> list[Verdict]:
-    judged = [rewards_rise(run)]
+    found = [rewards_rise(run)]
     if run.held_out:
-        judged.append(held_out_rewards_follow(run))
+        found.append(held_out_rewards_follow(run))
     if isinstance(run.config.balance, MarbleBalance):
-        judged += [serves_every_reward(run), better_than_weighted_sum(run), enough_signal(run), follows_difficulty(run)]
+        found += [serves_every_reward(run), better_than_weighted_sum(run), enough_signal(run), follows_difficulty(run)]
     if run.diagnosis is not None:
-        judged.append(fewer_conflicts(run.diagnosis))
-    return [*judged, nothing_went_wrong(run)]
+        found.append(fewer_conflicts(run.diagnosis))
+    return [*found, nothing_went_wrong(run)]
 
 
 def rewards_rise(run: RunData) -> Verdict:
