@@ -103,7 +103,7 @@ class Record(BaseModel):
 
     @classmethod
     def upgraded(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        """A file without a version, as releases before 0.2 wrote them, in the layout of version 1."""
+        """A file from before there were versions, in the layout of version 1."""
         return tree
 
     @classmethod

@@ -542,7 +542,7 @@ def test_an_evaluation_takes_the_place_of_its_own_pictures_only(
     assert kept() == first
     (tmp_path / "images" / "mine.webp").touch()
     with monkeypatch.context() as broken:
-        broken.setattr("marble_rl.evaluation.report.write_json", lambda *_: os.stat(tmp_path / "nowhere"))
+        broken.setattr("marble_rl.storage.write_json", lambda *_: os.stat(tmp_path / "nowhere"))
         outcome = marble(*given, "--weights", "old")
     assert outcome.code == 3
     assert outcome.err.strip().endswith("Mend that and evaluate again")

@@ -272,8 +272,7 @@ PAPER = (
         better("marble", tuned_weights(5)),
     ),
     Claim(
-        "A weighted sum of rewards as published falls behind: PickScore not divided by 26 "
-        "(the paper does not ask)",
+        "A weighted sum of rewards as published falls behind: PickScore not divided by 26 (the paper does not ask)",
         "not reported",
         better("marble", UNSCALED),
         ours=True,

@@ -82,7 +82,7 @@ def plan_jobs(
         for method in select_methods(methods, shared):
             settings = [
                 *overrides,
-                *("trainer.eval_every=null", "logging.images_every=null"),  # a job is evaluated once, after its training
+                *("trainer.eval_every=null", "logging.images_every=null"),  # evaluated once, after training
                 "logging.trackers=[]",  # a comparison has its own display and table
                 *method.overrides,
                 f"trainer.seed={seed}",
