@@ -25,6 +25,7 @@ def test_a_result_is_made_of_scores_and_metrics(config: Path) -> None:
         {"step": 0, "time/rollout": 2.0, "time/scoring": 9.0, "time/reward/a": 9.0, "alpha_bar/a": 0.5, "qp/norm": 0.3},
         {"step": 1, "time/rollout": 1.0, "time/update": 0.5, "alpha_bar/a": 0.25, "reward/a": 7.0},
     ]
+    lines[1]["qp/norm"] = float("nan")
     (job.run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     images = [image("x", 0, a=1.0, b=None), image("x", 0, a=2.0, b=None), image("y", 1, a=4.0, b=5.0)]
     images.append(image("y", 1, a=4.0, b=None))

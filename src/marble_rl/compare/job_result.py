@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,8 +146,10 @@ def _mean(scores: Sequence[float | None]) -> float | None:
 def _training(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Seconds, and means of figures. Seconds come from the steps themselves: an interruption does not count."""
     seconds = sum(value for line in lines for key, value in line.items() if _is_wall_time(key))
-    keys = dict.fromkeys(key for line in lines for key in line if key.startswith(AVERAGED))
-    columns = {key: [line[key] for line in lines if key in line] for key in keys}
+    columns: dict[str, list[float]] = {}
+    for key, value in ((key, value) for line in lines for key, value in line.items()):
+        if key.startswith(AVERAGED) and math.isfinite(value):
+            columns.setdefault(key, []).append(value)
     return {
         "train_seconds": round(seconds, 3),
         "seconds_per_step": round(seconds / len(lines), 4),

@@ -124,10 +124,14 @@ def evaluate(
         if failure is not None:
             raise failure
         scores = scoring.finish()
-    tables = [part for part in world.gather(scores) if len(part.values)]  # a rank may have had no batch
-    table = RewardTable(
-        scorer.names, torch.cat([part.values for part in tables]), torch.cat([part.applicable for part in tables])
-    )
+    table = _joined(world.gather(scores))
     gathered = world.gather_first(kept) if wanted else []
     shown_rows = {row: image for part in gathered for row, image in part.items()}
     return Evaluation(chosen, config.images_per_prompt, table, shown_rows)
+
+
+def _joined(parts: Sequence[RewardTable]) -> RewardTable:
+    """Of all ranks; one may have had no batch."""
+    tables = [part for part in parts if len(part.values)]
+    applicable = torch.cat([part.applicable for part in tables])
+    return RewardTable(tables[0].names, torch.cat([part.values for part in tables]), applicable)
