@@ -14,8 +14,7 @@ large() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-large.yaml --out "$OUT/
 compare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-study.yaml --out "$OUT" "$@" || holes; }
 
 compare --methods base,joint --seeds 0-2
-conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,marble_noise_aware,min_variance \
-  --seeds 0-2
+conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,min_variance --seeds 0-2
 large --methods base,weighted_sum,uniform,unit_mean,min_variance,marble_every_step --seeds 0-2
 compare --methods variants --seeds 0-2
 compare --methods ablations --seeds 0-2

@@ -1,17 +1,21 @@
-"""Durable files: complete or absent after a crash, and the same bytes for the same content."""
+"""Durable files: complete or absent after a crash, and the same bytes for the same content. `Record`: one class for one
+file."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Annotated, Any, ClassVar, TypeVar
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
@@ -75,6 +79,60 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+RecordT = TypeVar("RecordT", bound="Record")
+Maybe = Annotated[float | None, BeforeValidator(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x)]
+"""A number, or None for NaN and infinity, which JSON does not have."""
+Text = Annotated[str, BeforeValidator(lambda x: x.encode("utf-8", "replace").decode() if isinstance(x, str) else x)]
+"""Text from prompts; half a surrogate pair, which UTF-8 does not have, becomes a question mark."""
+
+
+class Record(BaseModel):
+    """Content of a JSON file that one command writes and others read, with the version of its layout.
+
+    Unknown keys are ignored, so that a file of a later version is read where it has all that this version needs.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, revalidate_instances="always")
+    kind: ClassVar[str]
+    """What the file is, as messages call it."""
+    fix: ClassVar[str]
+    """What to do where the file cannot be read."""
+
+    version: int = 1
+
+    @classmethod
+    def upgraded(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """A file from before there were versions, in the layout of version 1."""
+        return tree
+
+    @classmethod
+    def read(cls: type[RecordT], path: Path) -> RecordT:
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(tree, dict) and "version" not in tree:
+                tree = cls.upgraded(tree)
+            return cls.model_validate(tree)
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"{path} is not {cls.kind} that this version reads ({_reason(error)}). {cls.fix}"
+            ) from None
+
+    def write(self, path: Path) -> None:
+        write_json(path, self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+def _reason(error: Exception) -> str:
+    """The first thing that is wrong: a validation lists all of them, on as many lines."""
+    if not isinstance(error, ValidationError):
+        return getattr(error, "strerror", None) or str(error)
+    first = error.errors(include_url=False)[0]
+    key, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from marble_rl import load_config
 from marble_rl.evaluation.evaluate import Evaluation
-from marble_rl.evaluation.report import EvaluationReport
+from marble_rl.evaluation.report import score_record
 from marble_rl.prompts import read_prompt_file
 from marble_rl.rewards.core.base import FunctionReward, RewardBatch
 from marble_rl.types import Prompt, RewardTable
@@ -134,8 +134,7 @@ def test_geneval_score_of_the_prompts_page_is_the_mean_over_tasks(tmp_path: Path
     scores = torch.tensor([[1.0], [1.0], [1.0], [0.0], [0.0], [0.0]])  # two images of each prompt
     table = RewardTable(("geneval",), scores, torch.ones_like(scores, dtype=torch.bool))
     result = Evaluation(prompts, 2, table)
-    report = EvaluationReport({"ema": result}, None, frozenset(), tmp_path)
-    (tmp_path / "scores.json").write_text(json.dumps(report.to_json()))
+    score_record({"ema": result}, None, []).write(tmp_path / "scores.json")
     found = run(page, line, code)["geneval_by_task"](tmp_path / "scores.json", tmp_path / "evaluation_metadata.jsonl")
     assert found == {"colors": 1.0, "counting": 0.25, "overall": 0.625}
 

@@ -63,7 +63,7 @@ def test_help_promises_what_is_so() -> None:
     helps = [marble(command, "--help").out.replace("│", " ") for command in ("sample", "export")]
     sample, export = (" ".join(text.split()) for text in helps)
     assert "With --solver euler they equal those of plain diffusers, called as in the export's README.md" in sample
-    assert "new ones are numbered on" in sample
+    assert "ones get a number" in sample
     assert "ema, default (as trained last) or old (sampling policy)." in export
     assert "or base" not in export
 

@@ -190,7 +190,7 @@ def test_a_damaged_card_is_bad_input(lora: Path, tmp_path: Path, card: str) -> N
     outcome = marble("sample", tmp_path / "lora", "--prompt", "x", "--out", tmp_path / "out")
     assert outcome.code == 2, outcome.err
     assert "marble.json" in outcome.err
-    assert "fix or delete" in outcome.err
+    assert "fix the file or delete it" in outcome.err
 
 
 def test_a_device_that_is_not_there_is_named_by_its_option(run: Path, tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_run_without_or_with_a_broken_evaluation(run: Path, tmp_path: Path) ->
     (tmp_path / "run" / "evaluation" / "scores.json").write_text("{}")
     broken = marble("export", tmp_path / "run", "--out", tmp_path / "broken")
     assert broken.code == 2
-    assert "is not an evaluation" in broken.err
+    assert "is not an evaluation that this version reads" in broken.err
 
 
 def test_export_refuses_to_overwrite(run: Path, tmp_path: Path) -> None:
@@ -542,7 +542,7 @@ def test_an_evaluation_takes_the_place_of_its_own_pictures_only(
     assert kept() == first
     (tmp_path / "images" / "mine.webp").touch()
     with monkeypatch.context() as broken:
-        broken.setattr("marble_rl.evaluation.report.write_json", lambda *_: os.stat(tmp_path / "nowhere"))
+        broken.setattr("marble_rl.storage.write_json", lambda *_: os.stat(tmp_path / "nowhere"))
         outcome = marble(*given, "--weights", "old")
     assert outcome.code == 3
     assert outcome.err.strip().endswith("Fix that and evaluate again")

@@ -22,7 +22,7 @@ def noised(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[
 @pytest.mark.parametrize("shape", SHAPES, ids=["image", "video"])
 def test_the_slope_is_the_flow_matching_error_and_base_is_zero(shape: tuple[int, ...]) -> None:
     v_theta, sample = noised(shape)
-    loss = Awm(AwmSettings()).terms(v_theta, None, sample)
+    loss = Awm(AwmSettings(type="awm")).terms(v_theta, None, sample)
     expected = [
         float(sum((v - (e - x)) ** 2 for v, e, x in zip(*map(torch.Tensor.flatten, row), strict=True)) / row[0].numel())
         for row in zip(v_theta.double(), sample.noise.double(), sample.x0.double(), strict=True)
@@ -35,7 +35,7 @@ def test_the_gradient_is_the_advantage_times_the_error() -> None:
     """d l(A) / d v = 2 A (v - (e - x0)) / pixels"""
     v_theta, sample = noised(SHAPES[0])
     v_theta.requires_grad_()
-    loss = Awm(AwmSettings()).terms(v_theta, None, sample)
+    loss = Awm(AwmSettings(type="awm")).terms(v_theta, None, sample)
     advantage = torch.tensor([2.0, 0.0, -1.5])
     (gradient,) = torch.autograd.grad((loss.base + advantage * loss.slope).sum(), v_theta)
     pixels = v_theta[0].numel()
@@ -46,11 +46,11 @@ def test_the_gradient_is_the_advantage_times_the_error() -> None:
 
 def test_half_precision_predictions_are_compared_in_float32() -> None:
     v_theta, sample = noised(SHAPES[0], torch.bfloat16)
-    assert Awm(AwmSettings()).terms(v_theta, None, sample).slope.dtype == torch.float32
+    assert Awm(AwmSettings(type="awm")).terms(v_theta, None, sample).slope.dtype == torch.float32
 
 
 def test_it_needs_neither_the_old_policy_nor_a_pass_for_base() -> None:
-    loss = Awm(AwmSettings())
+    loss = Awm(AwmSettings(type="awm"))
     for on_policy in (True, False):
         assert not loss.needs_old(on_policy)
         assert not loss.base_has_gradient(on_policy)
@@ -58,5 +58,5 @@ def test_it_needs_neither_the_old_policy_nor_a_pass_for_base() -> None:
 
 def test_it_trains_on_the_first_part_of_the_noise_levels() -> None:
     sigmas = torch.linspace(1, 0, 11)
-    assert torch.equal(Awm(AwmSettings(timestep_fraction=0.5)).levels(sigmas), sigmas[:5])
-    assert torch.equal(Awm(AwmSettings(timestep_fraction=0.01)).levels(sigmas), sigmas[:1])
+    assert torch.equal(Awm(AwmSettings(type="awm", timestep_fraction=0.5)).levels(sigmas), sigmas[:5])
+    assert torch.equal(Awm(AwmSettings(type="awm", timestep_fraction=0.01)).levels(sigmas), sigmas[:1])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import marble_rl.report
-from marble_rl.intervals import Difference
+from marble_rl.intervals import Interval
 from marble_rl.report.charts import LINE, Line, Reference, interval_mark, line_chart, stacked_bars
 from marble_rl.report.grids import STRONGEST, histogram, matrix, sample_map
 from marble_rl.report.sections import PALETTE
@@ -80,9 +80,9 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
 
 def test_too_few_values_have_no_interval() -> None:
     assert mean_interval([1.0] * 4) is None
-    assert mean_interval([1.0] * 5) == Difference(1.0, 1.0, 1.0)
+    assert mean_interval([1.0] * 5) == Interval(1.0, 1.0, 1.0)
     assert rise([0.0] * 14) is None
-    assert rise([0.0] * 15) == Difference(0.0, 0.0, 0.0)
+    assert rise([0.0] * 15) == Interval(0.0, 0.0, 0.0)
 
 
 def test_rank_correlations_count_orders() -> None:
@@ -168,7 +168,7 @@ def test_stacked_bars_stand_on_each_other() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.1, 0.3), (-0.3, -0.1), (-0.1, 0.3), (0.0, 0.0)])
 def test_an_interval_is_drawn_on_its_side_of_zero(low: float, high: float) -> None:
-    svg = interval_mark(Difference((low + high) / 2, low, high), "r0")
+    svg = interval_mark(Interval((low + high) / 2, low, high), "r0")
     (zero,) = re.findall(r'class="zero" d="M([\d.]+)', svg)
     ((left, right),) = re.findall(r'class="whisker" d="M([\d.]+) [\d.]+H([\d.]+)', svg)
     assert (float(left) > float(zero)) == (low > 0)

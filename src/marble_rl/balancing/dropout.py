@@ -16,7 +16,7 @@ from marble_rl.seeding import generator
 class DropoutSettings(BalanceSettings):
     """Reward dropout: each step trains a random subset with equal coefficients."""
 
-    type: Literal["dropout"] = "dropout"
+    type: Literal["dropout"]
     rate: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
     """Probability that a reward is left out of a step; at least one stays."""
 

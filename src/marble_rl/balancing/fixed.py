@@ -15,7 +15,7 @@ from marble_rl.section import Weights
 class FixedSettings(BalanceSettings):
     """Constant coefficients on per-reward advantages."""
 
-    type: Literal["fixed"] = "fixed"
+    type: Literal["fixed"]
     coefficients: Weights | None = None
     """By reward name, summing to 1; rewards not named get 0. null is 1/K each."""
 

@@ -18,7 +18,7 @@ from marble_rl.section import Weights
 class GdpoSettings(BalanceSettings):
     """GDPO: normalise each reward's advantage in its group, sum, normalise the sum over the batch."""
 
-    type: Literal["gdpo"] = "gdpo"
+    type: Literal["gdpo"]
     weights: Weights = {}
     """Weights in the sum by reward name; 1 where not given."""
 

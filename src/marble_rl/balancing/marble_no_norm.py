@@ -14,7 +14,7 @@ from marble_rl.balancing.marble import Marble, RefreshSettings
 class MarbleNoNormSettings(RefreshSettings):
     """The paper's ablation: the quadratic program on gradients that are not normalised."""
 
-    type: Literal["marble_no_norm"] = "marble_no_norm"
+    type: Literal["marble_no_norm"]
     apply: ClassVar[str] = "alpha"
     metric: ClassVar[str] = "euclidean"
 

@@ -23,7 +23,7 @@ class MinVarianceSettings(BalanceSettings):
     """MARBLE's quadratic program on the advantages in place of the gradients: the mix of the rewards with the smallest
     variance. No gradient per reward is needed; shows what the gradients add (docs/results.md)."""
 
-    type: Literal["min_variance"] = "min_variance"
+    type: Literal["min_variance"]
     ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.965
     """Smoothing of the coefficients over steps. 0.965 in every step is the paper's 0.7 every 10 steps."""
 

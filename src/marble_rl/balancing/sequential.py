@@ -25,7 +25,7 @@ class Stage(Section):
 class SequentialSettings(BalanceSettings):
     """A hand-made schedule: one reward after the other. The last stage lasts to the end."""
 
-    type: Literal["sequential"] = "sequential"
+    type: Literal["sequential"]
     stages: Annotated[list[Stage], Field(min_length=1)]
     """The stages in their order."""
 

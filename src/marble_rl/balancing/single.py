@@ -14,7 +14,7 @@ from marble_rl.errors import require_name
 class SingleSettings(BalanceSettings):
     """Train one reward; the others are scored and logged."""
 
-    type: Literal["single"] = "single"
+    type: Literal["single"]
     reward: str
     """Its name."""
 

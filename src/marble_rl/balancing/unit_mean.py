@@ -25,7 +25,7 @@ from marble_rl.gradients.accumulate import RewardGradients
 class UnitMeanSettings(GradientSettings):
     """The mean of the unit gradients: equal coefficients over gradient norms, no quadratic program."""
 
-    type: Literal["unit_mean"] = "unit_mean"
+    type: Literal["unit_mean"]
     refresh_every: PositiveInt = 10
     """Optimizer steps between two measurements of the gradients' norms; 1 takes the mean of the unit gradients in every
     step."""

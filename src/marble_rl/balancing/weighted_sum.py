@@ -16,7 +16,7 @@ from marble_rl.section import Weights
 class WeightedSumSettings(BalanceSettings):
     """The usual practice: one scalar reward sum_k w_k R_k, then one advantage."""
 
-    type: Literal["weighted_sum"] = "weighted_sum"
+    type: Literal["weighted_sum"]
     weights: Weights = {}
     """w_k by reward name; 1 where not given."""
 

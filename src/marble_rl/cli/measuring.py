@@ -80,8 +80,6 @@ def compare(
     One job per method and seed. Ctrl-C stops and saves all of them; the same command continues them and does not run
     finished jobs again. Exit code 1 if a job crashed: its cells in the table are empty.
     """
-    from dataclasses import asdict
-
     from rich.console import Console
 
     from marble_rl.compare.command import make_table, raise_for_holes, run_comparison, show
@@ -108,7 +106,7 @@ def compare(
             console=Console(stderr=True),
         )
     if as_json:
-        print_json(asdict(comparison))
+        print_json(comparison.to_json())
     else:
         show(comparison, out, Console())
     raise_for_holes(comparison, out)

@@ -120,13 +120,14 @@ def evaluate(
     with world.failing_together():
         settings = _evaluation_settings(target, config, changes)
     quiet_libraries()
-    from marble_rl.evaluation.report import evaluate_target
+    from marble_rl.evaluation.report import evaluate_target, print_scores
     from marble_rl.inference.opening import choose_weights, kind_of
 
     with world.failing_together():
         is_run = kind_of(target) == "run"
         asked = weights or (["base", "ema"] if is_run else ["given"])
-        report = evaluate_target(
+        folder = out or (Path(target) / "evaluation" if is_run else Path("evaluation"))
+        scores = evaluate_target(
             target,
             settings,
             [choose_weights(target, name) for name in asked],
@@ -134,15 +135,15 @@ def evaluate(
             model_path=model,
             step=step,
             device=device or ("auto" if is_run else settings.model.device),
-            out=out or (Path(target) / "evaluation" if is_run else Path("evaluation")),
+            out=folder,
             world=world,
         )
     if not world.first:
         return
     if as_json:
-        print_json(report.to_json())
+        print_json(scores.to_json())
     else:
-        report.print()
+        print_scores(scores, folder)
 
 
 def export(

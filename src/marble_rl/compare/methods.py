@@ -103,7 +103,7 @@ FIXED = {
 }
 
 JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
-VARIANTS = (*("marble_alpha_over_norm", "unit_mean", "min_variance", "marble_adam_metric", "marble_late_uniform"),)
+VARIANTS = ("marble_alpha_over_norm", "unit_mean", "min_variance", "marble_adam_metric", "marble_late_uniform")
 ABLATIONS = (
     *("marble_no_norm", "marble_every_step", "marble_n5", "marble_n20", "marble_rho01", "marble_rho09"),
     "dropout",

@@ -38,11 +38,11 @@ def directions(
     """
     plain = torch.einsum("mjmi->mji", products)
     rules = _rules(products, rewards, alpha_bar)
-    found = {name: torch.stack([rule(gram) for gram in plain]) for name, rule in rules.items()}
-    found["min_variance"] = torch.stack([_padded(common_direction(of).weights) for of in advantages])
+    weights = {name: torch.stack([rule(gram) for gram in plain]) for name, rule in rules.items()}
+    weights["min_variance"] = torch.stack([_padded(common_direction(of).weights) for of in advantages])
     if in_metric is not None:
-        found["marble_adam_metric"] = torch.stack([rules["marble"](gram) for gram in in_metric])
-    return {name: found[name] for name in MEANINGS if name in found}
+        weights["marble_adam_metric"] = torch.stack([rules["marble"](gram) for gram in in_metric])
+    return {name: weights[name] for name in MEANINGS if name in weights}
 
 
 def _rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str, Rule]:

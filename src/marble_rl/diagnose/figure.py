@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from marble_rl.diagnose.run import SIZES, Diagnosis
+from marble_rl.diagnose.record import Diagnosis
 
 INK = "#1f2937"
 OWN, OTHER, REST = "#9ca3af", "#dc2626", "#2563eb"
@@ -66,10 +66,11 @@ def _cosines(axes: Any, found: Diagnosis) -> None:
 
 
 def _signal(axes: Any, found: Diagnosis) -> None:
+    sizes = list(found.signal)
     for i, name in enumerate(found.names):
-        axes.plot(SIZES, [found.signal[size][i] for size in SIZES], marker="o", label=name)
+        axes.plot(sizes, [found.signal[size][i] for size in sizes], marker="o", label=name)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(SIZES, [f"x{size:g}" for size in SIZES])
+    axes.set_xticks(sizes, [f"x{size:g}" for size in sizes])
     axes.axvline(1, color=INK, lw=0.8, ls=":")
     axes.axhline(0, color=INK, lw=0.8)
     axes.set_xlabel("batch size beside the run's")

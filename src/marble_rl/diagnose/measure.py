@@ -16,6 +16,7 @@ from marble_rl.balancing.base import weight_vector
 from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.diagnose.directions import directions
+from marble_rl.diagnose.record import Sample
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
 from marble_rl.gradients.metric import gradient_size, gram
@@ -36,18 +37,8 @@ FIRST_ROLLOUT = 1_000_000
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One image of the specialist map."""
-
-    source: str
-    prompt: str
-    advantages: list[float | None]
-    """[K]; None where a reward does not apply"""
-
-
-@dataclass(frozen=True)
 class Measured:
-    """What a run's policy gives on M fresh mini-batches."""
+    """Gradients of a run's policy on M fresh mini-batches, reduced to their products."""
 
     names: tuple[str, ...]
     images: int
@@ -154,13 +145,13 @@ def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 def _in_metric(g: Tensor, shared: Tensor, updater: Updater, k: int) -> Tensor:
-    """[M, J, J]: each batch's Gram matrix in AdamW's metric, as a run with `balance.metric: adam` finds it."""
+    """[M, J, J]: each batch's Gram matrix in AdamW's metric, as a run with `balance.metric: adam` computes it."""
     device = updater.policy.flat.device  # of AdamW's moments
-    found = []
+    grams = []
     for m in range(len(g)):
         size = gradient_size(g[m, :k], shared[m]).to(device)
-        found.append(gram(g[m], updater.preconditioner(size).cpu()))
-    return torch.stack(found)
+        grams.append(gram(g[m], updater.preconditioner(size).cpu()))
+    return torch.stack(grams)
 
 
 def _applied(
@@ -170,7 +161,7 @@ def _applied(
     is zero."""
     device = updater.policy.flat.device
     lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()
-    found = torch.empty(len(every), len(g), len(g), k, dtype=torch.float64)
+    cosines = torch.empty(len(every), len(g), len(g), k, dtype=torch.float64)
     steps = torch.empty(len(every), g.shape[2])
     for m in range(len(g)):
         for i, weights in enumerate(every.values()):
@@ -178,8 +169,8 @@ def _applied(
         norms = torch.linalg.vector_norm(steps, dim=1, dtype=torch.float64)
         # For all directions at once: the file of gradients, which may not fit in memory, is read once a batch.
         for n in range(len(g)):
-            found[:, m, n] = (steps @ g[n, :k].T).to(torch.float64) / (norms[:, None] * lengths[n])
-    return dict(zip(every, found, strict=True))
+            cosines[:, m, n] = (steps @ g[n, :k].T).to(torch.float64) / (norms[:, None] * lengths[n])
+    return dict(zip(every, cosines, strict=True))
 
 
 def _samples(experience: Experience, scored: Scored) -> list[Sample]:
@@ -190,7 +181,7 @@ def _samples(experience: Experience, scored: Scored) -> list[Sample]:
         Sample(
             prompt.source,
             prompt.text,
-            [float(a) if told else None for a, told in zip(scored.advantages[i], applicable[i], strict=True)],
+            [float(a) if applies else None for a, applies in zip(scored.advantages[i], applicable[i], strict=True)],
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from marble_rl.prompts import PromptSet
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rollout.rollout import Drawn, draw
 from marble_rl.rollout.settings import RolloutConfig
+from marble_rl.runs.scores import ImageScores, WeightsScores
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Prompt, RewardTable
 
@@ -33,12 +33,12 @@ class Evaluation:
     table: RewardTable
     """[N, K] with N = len(prompts) * images_per_prompt"""
     pictures: Mapping[int, Tensor] = field(default_factory=dict)
-    """By row, those asked for: [H, W, 3] uint8, videos [F, H, W, 3]; the first process has those of all"""
+    """By row, those asked for: [H, W, 3] uint8, videos [F, H, W, 3]; the first rank has those of all ranks"""
 
     @property
     def means(self) -> dict[str, float]:
-        found = {name: self.table.mean(name) for name in self.table.names}
-        return {name: mean for name, mean in found.items() if mean is not None}
+        means = {name: self.table.mean(name) for name in self.table.names}
+        return {name: mean for name, mean in means.items() if mean is not None}
 
     def per_prompt(self, reward: str) -> Tensor:
         """[prompts]: mean over the images that the reward applies to; NaN where there are none."""
@@ -48,27 +48,19 @@ class Evaluation:
         return (values * applicable).sum(1) / applicable.sum(1)
 
     def scores(self, row: int) -> dict[str, float]:
-        """What each reward that applies to it gave an image."""
+        """Of an image, from each reward that applies to it."""
         pairs = enumerate(self.table.names)
         return {name: float(self.table.values[row, k]) for k, name in pairs if self.table.applicable[row, k]}
 
-    def to_json(self) -> dict[str, Any]:
-        """Means, and every image's scores (null where a reward does not apply)."""
-        rows = []
-        for i, prompt in enumerate(self.prompts):
-            for j in range(self.images_per_prompt):
-                row = i * self.images_per_prompt + j
-                scores = dict.fromkeys(self.table.names) | self.scores(row)
-                rows.append(
-                    {
-                        "prompt": prompt.text,
-                        "source": prompt.source,
-                        "index": prompt.index,
-                        "image": j,
-                        "scores": scores,
-                    }
-                )
-        return {"means": self.means, "images": rows}
+    def record(self) -> WeightsScores:
+        """Means, and every image's scores (None where a reward does not apply)."""
+        places = [(prompt, j) for prompt in self.prompts for j in range(self.images_per_prompt)]
+        nothing = dict.fromkeys(self.table.names)
+        images = [
+            ImageScores(prompt.text, prompt.source, prompt.index, j, nothing | self.scores(row))
+            for row, (prompt, j) in enumerate(places)
+        ]
+        return WeightsScores(self.means, images)
 
 
 def evaluated_prompts(prompts: PromptSet, config: EvaluationConfig) -> list[Prompt]:
@@ -89,8 +81,8 @@ def evaluate(
 ) -> Evaluation:
     """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape.
 
-    The processes of ``world`` take whole batches, and all of them get all scores. ``pictures``: rows whose images the
-    first one gets. The others are dropped as soon as they are scored: all of a benchmark's do not fit into memory.
+    The ranks of ``world`` take whole batches, and all of them get all scores. ``pictures``: rows whose images the first
+    rank gets. The others are dropped as soon as they are scored: all images of a benchmark do not fit into memory.
     """
     world = world or World()
     chosen = evaluated_prompts(prompts, config)
@@ -127,10 +119,14 @@ def evaluate(
             draw_batch(batches[0])  # the shares of other ranks are one batch longer: make as many passes as they do
         failure.raise_held()
         scores = scoring.finish()
-    tables = [part for part in world.gather(scores) if len(part.values)]  # some process may have had nothing to do
-    table = RewardTable(
-        scorer.names, torch.cat([part.values for part in tables]), torch.cat([part.applicable for part in tables])
-    )
-    everyones = world.gather_first(kept) if wanted else []
-    found = {row: image for part in everyones for row, image in part.items()}
-    return Evaluation(chosen, config.images_per_prompt, table, found)
+    table = _joined(world.gather(scores))
+    gathered = world.gather_first(kept) if wanted else []
+    shown_rows = {row: image for part in gathered for row, image in part.items()}
+    return Evaluation(chosen, config.images_per_prompt, table, shown_rows)
+
+
+def _joined(parts: Sequence[RewardTable]) -> RewardTable:
+    """Of all ranks; one may have had no batch."""
+    tables = [part for part in parts if len(part.values)]
+    applicable = torch.cat([part.applicable for part in tables])
+    return RewardTable(tables[0].names, torch.cat([part.values for part in tables]), applicable)

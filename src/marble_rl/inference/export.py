@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 
 from marble_rl.config import to_yaml
+from marble_rl.inference.lora_note import NOTE, LoraNote
 from marble_rl.inference.model_card import model_card, read_evaluation
-from marble_rl.inference.opening import CARD, Opened
+from marble_rl.inference.opening import Opened
 from marble_rl.models.lora import Adapter
 from marble_rl.models.pipeline import PipelineModel
 from marble_rl.runs.folder import RunFolder
-from marble_rl.storage import storage_errors, write_bytes, write_json
+from marble_rl.storage import storage_errors, write_bytes
 
 GRID = "grid.png"
 CONFIG = "training_config.yaml"
@@ -26,18 +27,18 @@ def export_lora(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | No
     """Write a LoRA folder for plain diffusers. Returns remarks on what the model card leaves out."""
     assert opened.config is not None
     config = opened.config
-    note = {
-        "base_model": config.model.path,
-        "text_length": config.model.text_length,
-        "guidance": config.model.guidance,
-        "step": opened.step,
-        "weights": adapter,
-        "rewards": list(config.trained_rewards),
-        "balance": config.balance.type,
-    }
+    note = LoraNote(
+        base_model=config.model.path,
+        text_length=config.model.text_length,
+        guidance=config.model.guidance,
+        step=opened.step,
+        weights=adapter,
+        rewards=list(config.trained_rewards),
+        balance=config.balance.type,
+    )
     with _all_or_nothing(out):
         opened.model.write_lora(out, adapter)
-        write_json(out / CARD, note)
+        note.write(out / NOTE)
         return _describe(opened, adapter, out, run, merged=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,13 +10,13 @@ from typing import Any, Literal
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from pydantic import ValidationError
 from rich.console import Console
 from torch import Tensor
 
 from marble_rl.config import RunConfig
 from marble_rl.devices import pick_device
 from marble_rl.errors import InputError
+from marble_rl.inference.lora_note import NOTE, LoraNote
 from marble_rl.memory.empty_model import build_empty, config_folder
 from marble_rl.models import check_model_path, load_model
 from marble_rl.models.base import DiffusionModel, PromptCache
@@ -37,10 +36,8 @@ from marble_rl.runs.checkpoint import (
 )
 from marble_rl.runs.folder import RunFolder
 
-CARD = "marble.json"
-"""File in an export that names its base model and settings, for marble; README.md is for people."""
-FROM_CARD = ("text_length", "guidance")
-"""Settings of the model in that file."""
+NOTED = ("text_length", "guidance")
+"""Settings of the model that the note beside an exported LoRA keeps."""
 Kind = Literal["run", "LoRA", "pipeline"]
 Weights = Literal["ema", "default", "old", "base", "given"]
 """An adapter of a run; `base`: the model without adapter; `given`: the weights in the file or folder."""
@@ -160,13 +157,7 @@ def model_config(target: str, model_path: str | None = None, settings: ModelConf
         raise InputError(f"{target}: the LoRA does not name its base model; give --model")
     check_model_path(own["path"], "--model" if kind == "LoRA" else "target")
     given = {} if settings is None else settings.model_dump()
-    try:
-        return ModelConfig.model_validate({**given, **own})
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise InputError(
-            f"{target}: {CARD} has {wrong['loc'][0]}: {wrong['input']!r} ({wrong['msg']}); fix or delete the file"
-        ) from None
+    return ModelConfig.model_validate({**given, **own})
 
 
 def own_settings(target: str) -> dict[str, Any]:
@@ -175,10 +166,11 @@ def own_settings(target: str) -> dict[str, Any]:
     if kind == "pipeline":
         return {"path": target}
     if kind == "LoRA":
-        card = read_card(locate(Path(target), "target").parent)
-        return {"path": card.get("base_model"), **{key: card[key] for key in FROM_CARD if key in card}}
+        file = locate(Path(target), "target").parent / NOTE
+        note = LoraNote.read(file) if file.exists() else LoraNote()
+        return {"path": note.base_model, **note.model_dump(include=note.model_fields_set.intersection(NOTED))}
     own = RunFolder(Path(target)).load_config().model
-    return {key: getattr(own, key) for key in ("path", *FROM_CARD)}
+    return {key: getattr(own, key) for key in ("path", *NOTED)}
 
 
 def _load(config: ModelConfig, device: str, plain: bool = False) -> DiffusionModel:
@@ -265,16 +257,3 @@ def sample_images(
         noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(seed + i))
         _, (picture,) = sample(model, noise, conditioning, model.sigmas(steps, shape), solver)
         yield picture
-
-
-def read_card(folder: Path) -> dict[str, Any]:
-    """The content of marble.json in an export; empty if there is none."""
-    try:
-        card = json.loads((folder / CARD).read_text())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise InputError(f"{folder / CARD} is not valid JSON ({error}); fix or delete it") from None
-    if not isinstance(card, dict) or not isinstance(card.get("base_model", ""), str | None):
-        raise InputError(f"{folder / CARD} is not a file of marble export; fix or delete it")
-    return card

@@ -19,7 +19,7 @@ from marble_rl.losses.base import AffineLoss, Loss, LossSettings, Noised, at_lea
 class AwmSettings(LossSettings):
     """Advantage-weighted flow matching."""
 
-    type: Literal["awm"] = "awm"
+    type: Literal["awm"]
 
 
 class Awm(Loss):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from marble_rl.intervals import Difference
+from marble_rl.intervals import Interval
 from marble_rl.report.axes import BOTTOM, LEFT, TOP, Frame, Mark, axes, drawing, scale, step_marks, tick_text
 from marble_rl.report.wording import number, shortened
 
@@ -139,7 +139,7 @@ def stacked_bars(
     return Chart(title, drawing(frame, title, parts), data, note)
 
 
-def forest(title: str, rows: Sequence[tuple[str, Difference, str]], *, width: float = 340.0, note: str = "") -> Chart:
+def forest(title: str, rows: Sequence[tuple[str, Interval, str]], *, width: float = 340.0, note: str = "") -> Chart:
     """Means with their intervals, one row for each (name, mean and interval, colour), on one scale."""
     low, high, ticks = scale(min(d.low for _, d, _ in rows), max(d.high for _, d, _ in rows))
     names = [shortened(name, MOST_NAME) for name, _, _ in rows]
@@ -169,7 +169,7 @@ def forest(title: str, rows: Sequence[tuple[str, Difference, str]], *, width: fl
     return Chart(title, svg.format(width, height, title, Markup("").join(parts)), {}, note)
 
 
-def interval_mark(found: Difference, colour: str) -> Markup:
+def interval_mark(found: Interval, colour: str) -> Markup:
     """A difference and its interval beside zero, on a scale of its own."""
     width, height, edge = 170.0, 22.0, 8.0
     low, high = min(0.0, found.low), max(0.0, found.high)

@@ -6,11 +6,12 @@ import math
 from statistics import fmean
 
 from marble_rl.diagnose.intervals import few
-from marble_rl.intervals import Difference
+from marble_rl.diagnose.record import Diagnosis
+from marble_rl.intervals import Interval
 from marble_rl.report.charts import Chart, Line, Reference, forest, line_chart
-from marble_rl.report.diagnosis import StoredDiagnosis
+from marble_rl.report.evaluation import gains_by_source
 from marble_rl.report.grids import histogram, matrix, sample_map
-from marble_rl.report.reading import RunData
+from marble_rl.report.run_data import RunData
 from marble_rl.report.sections import Section, Table, colours
 from marble_rl.report.wording import number, shortened
 
@@ -49,19 +50,19 @@ def diagnosis(run: RunData) -> Section:
     return Section("diagnosis", "Diagnosis", text.strip(), charts, table=_table(found))
 
 
-def _forests(found: StoredDiagnosis) -> list[Chart]:
+def _forests(found: Diagnosis) -> list[Chart]:
     """Another batch first: it is the figure that counts."""
     wanted = (
-        ("Another batch: worst cosine", "other", "min_cos", "Above 0 every reward gains; noise lies below."),
-        ("Own batch: worst cosine", "own", "min_cos", "The paper's figure; pure noise gives 1/√K."),
-        ("Another batch: conflict rate", "other", "conflict", "How often at least one reward is worked against."),
-        ("Own batch: conflict rate", "own", "conflict", "0 by construction for the min-norm point."),
+        ("Another batch: worst cosine", "independent", "min_cos", "Above 0 every reward gains; noise lies below."),
+        ("Own batch: worst cosine", "in_batch", "min_cos", "The paper's figure; pure noise gives 1/√K."),
+        ("Another batch: conflict rate", "independent", "conflict", "How often at least one reward is worked against."),
+        ("Own batch: conflict rate", "in_batch", "conflict", "0 by construction for the min-norm point."),
     )
     charts = []
     for title, way, key, note in wanted:
         rows = [
-            (direction.name, getattr(direction, way)[key], KNOWN.get(direction.name, "ink"))
-            for direction in found.directions
+            (name, getattr(direction, way)[key], KNOWN.get(name, "ink"))
+            for name, direction in found.directions.items()
             if key in getattr(direction, way)
         ]
         if rows:
@@ -69,18 +70,19 @@ def _forests(found: StoredDiagnosis) -> list[Chart]:
     return charts
 
 
-def _larger(found: StoredDiagnosis) -> list[Chart]:
+def _larger(found: Diagnosis) -> list[Chart]:
     """Only those with a colour of their own: ten lines on top of each other tell nothing."""
     lines = []
-    for direction in found.directions:
-        if direction.name in KNOWN and len(direction.by_size) > 1:
-            x = [math.log2(size) for size in direction.by_size]
-            y = [figure.mean for figure in direction.by_size.values()]
-            band = [(figure.low, figure.high) for figure in direction.by_size.values()]
-            lines.append(Line(direction.name, x, y, KNOWN[direction.name], direction.name, band=band))
+    for name in found.directions:
+        by_size = found.by_size(name)
+        if name in KNOWN and len(by_size) > 1:
+            x = [math.log2(size) for size in by_size]
+            y = [figure.mean for figure in by_size.values()]
+            band = [(figure.low, figure.high) for figure in by_size.values()]
+            lines.append(Line(name, x, y, KNOWN[name], name, band=band))
     if not lines:
         return []
-    places = {math.log2(size): f"x{size}" for direction in found.directions for size in direction.by_size}
+    places = {math.log2(size): f"x{size}" for name in found.directions for size in found.by_size(name)}
     note = (
         "Worst cosine of directions made from larger batches, with the mean gradient of all images left over. Above 0 "
         "the batch is large enough for the direction to serve every reward in truth."
@@ -89,18 +91,18 @@ def _larger(found: StoredDiagnosis) -> list[Chart]:
     return [chart]
 
 
-def _table(found: StoredDiagnosis) -> Table:
+def _table(found: Diagnosis) -> Table:
     columns = ["direction", "another batch", "conflict there", "own batch", "conflict there", "AdamW's step"]
     rows = []
-    for direction in found.directions:
+    for name, direction in found.directions.items():
         figures = [
-            direction.other.get("min_cos"),
-            direction.other.get("conflict"),
-            direction.own.get("min_cos"),
-            direction.own.get("conflict"),
-            direction.step,
+            direction.independent.get("min_cos"),
+            direction.independent.get("conflict"),
+            direction.in_batch.get("min_cos"),
+            direction.in_batch.get("conflict"),
+            found.applied[name].min_cos if name in found.applied else None,
         ]
-        rows.append((direction.name, direction.meaning, KNOWN.get(direction.name, "ink"), [_told(f) for f in figures]))
+        rows.append((name, found.meanings.get(name, ""), KNOWN.get(name, "ink"), [_told(f) for f in figures]))
     about = (
         "Smallest cosine with a reward's gradient with its interval, and how often it is negative. Last column: "
         "of the step that AdamW would take, in another batch."
@@ -108,39 +110,40 @@ def _table(found: StoredDiagnosis) -> Table:
     return Table(columns, rows, about)
 
 
-def _told(figure: Difference | None) -> str:
+def _told(figure: Interval | None) -> str:
     if figure is None:
         return ""
     interval = f" ({number(figure.low)} to {number(figure.high)})" if figure.low < figure.high else ""
     return number(figure.mean) + interval
 
 
-def _cosines(found: StoredDiagnosis) -> Chart:
+def _cosines(found: Diagnosis) -> Chart:
     note = (
         "Of their true gradients, from products of different batches. Below 0 two rewards oppose each other. With "
         "little signal they are rough and can leave ±1; ? where a gradient is lost in noise."
     )
-    return matrix("Cosines between rewards", found.rewards, found.rewards, found.cosines, note=note)
+    return matrix("Cosines between rewards", found.names, found.names, found.cosines, note=note)
 
 
-def _correlations(found: StoredDiagnosis) -> list[Chart]:
-    if not found.correlations:
+def _correlations(found: Diagnosis) -> list[Chart]:
+    facts = found.advantages
+    if facts is None or not facts.correlations:
         return []
     agreement = ""
-    if found.agreement is not None:
+    if facts.agreement is not None:
         agreement = (
-            f" Within one batch the cosines between gradients follow these to {number(found.agreement.mean)} "
-            f"({number(found.agreement.low)} to {number(found.agreement.high)}); at 1 gradients tell nothing that "
+            f" Within one batch the cosines between gradients follow these to {number(facts.agreement.mean)} "
+            f"({number(facts.agreement.low)} to {number(facts.agreement.high)}); at 1 gradients tell nothing that "
             "the scores of its images do not."
         )
     note = f"Of the images in a batch: do two rewards prefer the same ones?{agreement}"
-    return [matrix("Correlations of advantages", found.rewards, found.rewards, found.correlations, note=note)]
+    return [matrix("Correlations of advantages", found.names, found.names, facts.correlations, note=note)]
 
 
-def _signal(run: RunData, found: StoredDiagnosis) -> list[Chart]:
+def _signal(run: RunData, found: Diagnosis) -> list[Chart]:
     colour = colours(run)
     lines = []
-    for k, name in enumerate(found.rewards):
+    for k, name in enumerate(found.names):
         known = [(math.log2(size), row[k]) for size, row in found.signal.items()]
         points = [(x, y) for x, y in known if y is not None]
         if points:
@@ -162,35 +165,36 @@ def _signal(run: RunData, found: StoredDiagnosis) -> list[Chart]:
     return [chart]
 
 
-def _norms(found: StoredDiagnosis) -> Chart:
-    k = len(found.rewards)
+def _norms(found: Diagnosis) -> Chart:
+    k = len(found.names)
     return histogram(
         "Length of the common direction",
-        found.norms,
+        found.qp.norm,
         reference=Reference(1 / math.sqrt(k), f"1/√{k}: unrelated gradients"),
         note="Over batches: the cosine that the min-norm point of unit gradients guarantees in its own batch.",
-        summary=f"{100 * found.near_zero:.0f} % below 0.05",
+        summary=f"{100 * found.qp.near_zero:.0f} % below 0.05",
     )
 
 
-def _lengths(found: StoredDiagnosis) -> Chart:
+def _lengths(found: Diagnosis) -> Chart:
     return histogram(
         "Length of the combined gradient",
-        found.combined,
+        found.qp.combined,
         note="Over batches, in units of the rewards' mean gradient length. Short: little is left to agree on.",
-        summary=f"mean {number(fmean(found.combined))}",
+        summary=f"mean {number(fmean(found.qp.combined))}",
     )
 
 
-def _constructed(found: StoredDiagnosis) -> list[Chart]:
-    if len(found.conflict) < 2 or len(found.rewards) < 2:
+def _constructed(found: Diagnosis) -> list[Chart]:
+    if len(found.conflict) < 2 or len(found.names) < 2:
         return []
-    strength, ours, theirs = (list(column) for column in zip(*found.conflict, strict=True))
+    turned = [(c.strength, c.min_cos, c.weighted_sum_min_cos) for c in found.conflict]
+    strength, ours, theirs = (list(column) for column in zip(*turned, strict=True))
     lines = [
         Line("marble", strength, ours, "ours", "marble"),
         Line("plain sum", strength, theirs, "theirs", "plain sum", "dashed"),
     ]
-    note = f"Worst cosine in the own batch while {found.rewards[1]}'s gradient is turned against {found.rewards[0]}'s."
+    note = f"Worst cosine in the own batch while {found.names[1]}'s gradient is turned against {found.names[0]}'s."
     places = {value: f"{100 * value:.0f} %" for value in strength}
     title = "A constructed conflict"
     return [line_chart(title, lines, include=[0.0], places=places, unit="turned", note=note)]
@@ -208,9 +212,10 @@ def specialists(run: RunData) -> Section:
         every = math.ceil(len(found.samples) / MOST_SAMPLES)
         which = "Every sample" if every == 1 else f"One sample in {every}"
         note = f"{which} of one batch. Blue: better than its group's mean, red: worse. Deeper: by more."
-        charts.append(sample_map("Advantages of samples", found.rewards, found.samples[::every], note=note))
+        samples = [(s.source, s.prompt, s.advantages) for s in found.samples[::every]]
+        charts.append(sample_map("Advantages of samples", found.names, samples, note=note))
         charts.append(_mean_sizes(found))
-    gains = {} if run.evaluation is None else run.evaluation.gains
+    gains = {} if run.evaluation is None else gains_by_source(run.evaluation)
     if gains:
         rewards = [name for name in (*run.trained, *run.held_out) if any(name in row for row in gains.values())]
         cells = [[row.get(name) for name in rewards] for row in gains.values()]
@@ -226,12 +231,12 @@ def specialists(run: RunData) -> Section:
     return Section("specialists", "Specialists", text, charts, why)
 
 
-def _mean_sizes(found: StoredDiagnosis) -> Chart:
-    sources = list(dict.fromkeys(source for source, _, _ in found.samples))
+def _mean_sizes(found: Diagnosis) -> Chart:
+    sources = list(dict.fromkeys(sample.source for sample in found.samples))
     cells: list[list[float | None]] = []
     for source in sources:
-        columns = zip(*(values for of, _, values in found.samples if of == source), strict=True)
+        columns = zip(*(sample.advantages for sample in found.samples if sample.source == source), strict=True)
         told = [[abs(value) for value in column if value is not None] for column in columns]
         cells.append([fmean(sizes) if sizes else None for sizes in told])
     note = "Their mean size: near 0, the prompts of this source tell the reward nothing."
-    return matrix("Advantages by prompt source", sources, found.rewards, cells, signed=False, unknown="", note=note)
+    return matrix("Advantages by prompt source", sources, found.names, cells, signed=False, unknown="", note=note)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from marble_rl.balancing.registry import RULES
-from marble_rl.report.reading import RunData
+from marble_rl.report.run_data import RunData
 from marble_rl.report.wording import MINUS
 
 OFTEN = 0.2
@@ -48,14 +48,14 @@ def _clamped(run: RunData) -> list[Guard]:
 
 
 def _rewards_out_of_bounds(run: RunData) -> list[Guard]:
-    found = []
+    result = []
     for name, series in run.by_reward("guard/clipped").items():
         text = f"up to {max(series.values):.0%} of the scores"
-        found.append(Guard(f"{name}: scores beyond its clip", text, max(series.values) < 0.8))
+        result.append(Guard(f"{name}: scores beyond its clip", text, max(series.values) < 0.8))
     for name, series in run.by_reward("guard/watch", run.held_out).items():
         count = sum(v > 0 for v in series.values)
-        found.append(Guard(f"{name}: fell while trained rewards rose", f"{count} alarms", count == 0))
-    return found
+        result.append(Guard(f"{name}: fell while trained rewards rose", f"{count} alarms", count == 0))
+    return result
 
 
 def _quadratic_program(run: RunData) -> list[Guard]:
@@ -85,28 +85,28 @@ def _times(run: RunData, key: str, what: str, most: float) -> list[Guard]:
 
 def _repeated_updates(run: RunData) -> list[Guard]:
     """Updates that were left out or computed again because a number was not finite."""
-    found = []
+    result = []
     skipped = run.series("guard/skipped").values
     if skipped:
         count = round(math.fsum(skipped))
         text = f"{count} beside {len(skipped)} that were made"
-        found.append(Guard("updates left out: not finite", text, count <= SELDOM * len(skipped)))
+        result.append(Guard("updates left out: not finite", text, count <= SELDOM * len(skipped)))
     overflows = run.series("guard/overflows").values
     if overflows:
         count = sum(v > 0 for v in overflows)
         text = f"{count} of {len(overflows)} steps"
-        found.append(Guard("gradients beyond float16", text, count <= OFTEN * len(overflows)))
-    return found
+        result.append(Guard("gradients beyond float16", text, count <= OFTEN * len(overflows)))
+    return result
 
 
 def _scoring(run: RunData) -> list[Guard]:
-    found = []
+    result = []
     for kind in ("failures", "retries"):
         for name, series in run.by_reward(f"scoring/{kind}", (*run.trained, *run.held_out)).items():
             count = round(math.fsum(series.values))
             if count:
-                found.append(Guard(f"{name}: {kind} at scoring", str(count), False))
-    return found
+                result.append(Guard(f"{name}: {kind} at scoring", str(count), False))
+    return result
 
 
 def _silent_rewards(run: RunData) -> list[Guard]:

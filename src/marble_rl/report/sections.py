@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from marble_rl.balancing.registry import RULES
 from marble_rl.report.charts import Chart, Line, Reference, line_chart
-from marble_rl.report.reading import RunData, Series
+from marble_rl.report.run_data import RunData, Series
 from marble_rl.report.statistics import smooth, thinned
 from marble_rl.report.wording import number, shortened
 

@@ -1,32 +1,37 @@
-"""What a job leaves: one JSON file that needs nothing else. It is written last, so it is there or it is not.
+"""The record of a job, `jobs/NAME.json`: all that the table needs of it. Written last, so a job has one once it ended.
 
-A job that crashed leaves one too, with `failed` and without figures: a hole in the table.
+A job that crashed writes one too, with `failed` and without figures: a hole in the table.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import Field
 
 from marble_rl import __version__
 from marble_rl.compare.jobs import JOBS, Job, config_hash, identity
+from marble_rl.config.older import upgraded
 from marble_rl.errors import InputError
-from marble_rl.storage import storage_errors, write_bytes
+from marble_rl.runs.scores import ImageScores, Scores, WeightsScores
+from marble_rl.storage import Record, storage_errors, write_bytes
 
-FORMAT = 1
 NOT_WALL_TIME = ("time/scoring", "time/waiting")
 """Stages that pass while another one is timed."""
 _HARMONY = ("harmony/", "heldout/", "ws_harmony/", "ws_heldout/", "metric_", "ws_metric_")
 AVERAGED = ("alpha_bar/", "signal/", *_HARMONY, "qp/", "guard/no_signal/")
 """Figures of metrics.jsonl whose means over the lines that have them are kept."""
 AGAIN = "run the same command again"
-"""What helps where a file of a comparison could not be written."""
+"""What to do where a file of a comparison could not be written."""
 DIGITS = 6
 """Significant digits of scores per prompt: enough for intervals, and small files."""
 
@@ -41,9 +46,19 @@ class Failure:
     last_lines: list[str]
 
 
-@dataclass(frozen=True)
-class JobResult:
+class JobResult(Record):
     """The content of a job's JSON."""
+
+    kind: ClassVar[str] = "the result of a job"
+    fix: ClassVar[str] = "Delete it to run the job again"
+
+    @classmethod
+    def upgraded(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """Rules that had another name count as the same rule; those that are gone keep theirs."""
+        if isinstance(tree.get("config"), dict):
+            with suppress(InputError):
+                return {**tree, "config": upgraded(tree["config"])}
+        return tree
 
     method: str
     about: str
@@ -53,15 +68,15 @@ class JobResult:
     """What the result depends on (jobs.identity)."""
     config_hash: str
     versions: dict[str, str]
-    failed: Failure | None = None
-    means: dict[str, float] = field(default_factory=dict)
-    """Over the held-out images, by reward."""
-    held_out: list[str] = field(default_factory=list)
-    """Rewards that were not trained on."""
+    failed: Failure | None
+    means: dict[str, float] = Field(default_factory=dict)
+    """Over the evaluated images, by reward."""
+    held_out: list[str] = Field(default_factory=list)
+    """Evaluation-only rewards."""
     prompts: int = 0
     images_per_prompt: int = 0
     prompts_hash: str = ""
-    per_prompt: dict[str, list[float | None]] = field(default_factory=dict)
+    per_prompt: dict[str, list[float | None]] = Field(default_factory=dict)
     """Mean over a prompt's images, by reward; null where it does not apply."""
     steps: int = 0
     images_per_step: int = 0
@@ -69,41 +84,48 @@ class JobResult:
     """In steps; loading models is not counted."""
     seconds_per_step: float = 0.0
     evaluate_seconds: float = 0.0
-    training: dict[str, float] = field(default_factory=dict)
+    training: dict[str, float] = Field(default_factory=dict)
     """Means of figures of metrics.jsonl."""
-    format: int = FORMAT
 
     @property
     def name(self) -> str:
         return f"{self.method} seed {self.seed}"
 
+    def write(self, path: Path) -> None:
+        """Whole or not at all; one key a line, so that a repository shows what changed."""
+        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in self.to_json().items())
+        with storage_errors(str(path), AGAIN):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, f"{{\n{lines}\n}}\n".encode())
 
-def job_result(job: Job, **figures: Any) -> JobResult:
+
+def job_result(job: Job, failed: Failure | None = None, **figures: Any) -> JobResult:
     """Of a job of this plan: what is known before it runs, and figures."""
     tree = identity(job.config)
     return JobResult(
-        job.method.name,
-        job.method.about,
-        job.seed,
-        list(job.method.overrides),
-        tree,
-        config_hash(tree),
-        versions(),
+        method=job.method.name,
+        about=job.method.about,
+        seed=job.seed,
+        overrides=list(job.method.overrides),
+        config=tree,
+        config_hash=config_hash(tree),
+        versions=package_versions(),
+        failed=failed,
         **figures,
     )
 
 
-def finished(job: Job, evaluation: dict[str, Any], evaluate_seconds: float) -> JobResult:
-    """From the scores.json of `marble evaluate` and the run's metrics.jsonl."""
-    (weights,) = evaluation["weights"].values()
+def finished(job: Job, scores: Scores, evaluate_seconds: float) -> JobResult:
+    """From the evaluation and the run's metrics.jsonl."""
+    (weights,) = scores.weights.values()
     rollout = job.config.rollout
     lines = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     trained = job.method.weights != "base"
     return job_result(
         job,
-        means=weights["means"],
-        held_out=evaluation["held_out_rewards"],
-        **_per_prompt(weights["images"], list(weights["means"])),
+        means=weights.means,
+        held_out=scores.held_out_rewards,
+        **_per_prompt(weights),
         steps=job.config.trainer.steps if trained else 0,
         images_per_step=rollout.groups * rollout.group_size // rollout.updates if trained else 0,
         evaluate_seconds=round(evaluate_seconds, 3),
@@ -111,18 +133,18 @@ def finished(job: Job, evaluation: dict[str, Any], evaluate_seconds: float) -> J
     )
 
 
-def _per_prompt(images: Sequence[dict[str, Any]], rewards: Sequence[str]) -> dict[str, Any]:
-    prompts: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for image in images:
-        prompts.setdefault((image["source"], image["index"]), []).append(image)
-    texts = [f"{source} {group[0]['prompt']}" for (source, _), group in prompts.items()]
+def _per_prompt(weights: WeightsScores) -> dict[str, Any]:
+    prompts: dict[tuple[str, int], list[ImageScores]] = {}
+    for image in weights.images:
+        prompts.setdefault((image.source, image.index), []).append(image)
+    texts = [f"{source} {group[0].prompt}" for (source, _), group in prompts.items()]
     return {
         "prompts": len(prompts),
-        "images_per_prompt": len(images) // len(prompts),
+        "images_per_prompt": len(weights.images) // len(prompts),
         "prompts_hash": hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16],
         "per_prompt": {
-            reward: [_mean([image["scores"][reward] for image in group]) for group in prompts.values()]
-            for reward in rewards
+            reward: [_mean([image.scores[reward] for image in group]) for group in prompts.values()]
+            for reward in weights.means
         },
     }
 
@@ -135,8 +157,10 @@ def _mean(scores: Sequence[float | None]) -> float | None:
 def _training(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Seconds, and means of figures. Seconds come from the steps themselves: an interruption does not count."""
     seconds = sum(value for line in lines for key, value in line.items() if _is_wall_time(key))
-    keys = dict.fromkeys(key for line in lines for key in line if key.startswith(AVERAGED))
-    columns = {key: [line[key] for line in lines if key in line] for key in keys}
+    columns: dict[str, list[float]] = {}
+    for key, value in ((key, value) for line in lines for key, value in line.items()):
+        if key.startswith(AVERAGED) and math.isfinite(value):
+            columns.setdefault(key, []).append(value)
     return {
         "train_seconds": round(seconds, 3),
         "seconds_per_step": round(seconds / len(lines), 4),
@@ -148,36 +172,16 @@ def _is_wall_time(key: str) -> bool:
     return key.startswith("time/") and key.count("/") == 1 and key not in NOT_WALL_TIME
 
 
-def versions() -> dict[str, str]:
-    found = {"marble": __version__, "python": platform.python_version()}
+def package_versions() -> dict[str, str]:
+    versions = {"marble": __version__, "python": platform.python_version()}
     for package in ("torch", "diffusers", "transformers", "peft"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "none"
-    return found
-
-
-def write_result(file: Path, result: JobResult) -> None:
-    """Whole or not at all; one key a line, so that a repository shows what changed."""
-    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in asdict(result).items())
-    with storage_errors(str(file), AGAIN):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(file, f"{{\n{lines}\n}}\n".encode())
-
-
-def read_result(file: Path) -> JobResult:
-    try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-        failed = tree.pop("failed")
-        result = JobResult(**tree, failed=None if failed is None else Failure(**failed))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{file} is not the result of a job: {error}. Delete it to run the job again") from None
-    if result.format != FORMAT:
-        raise InputError(f"{file} has format {result.format}, this version reads {FORMAT}; delete it to run it again")
-    return result
+            versions[package] = "none"
+    return versions
 
 
 def read_results(out: Path) -> dict[Path, JobResult]:
     """All results of a comparison, by file."""
-    return {file: read_result(file) for file in sorted((out / JOBS).glob("*.json"))}
+    return {file: JobResult.read(file) for file in sorted((out / JOBS).glob("*.json"))}

@@ -1,4 +1,4 @@
-"""What a comparison leaves for people and programs: table.md, compare.json, compare.csv, compare.png, and a print."""
+"""The files of a comparison: table.md, compare.json, compare.csv and compare.png; and its table on the terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import io
 import math
 import statistics
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -14,11 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from marble_rl.compare.job_result import AGAIN
 from marble_rl.compare.picture import draw
-from marble_rl.compare.results import AGAIN
-from marble_rl.compare.statistics import COMPOSITE, Interval
-from marble_rl.compare.table import Comparison, Row
-from marble_rl.storage import storage_errors, write_bytes, write_json
+from marble_rl.compare.statistics import COMPOSITE
+from marble_rl.compare.table import COMPARISON, Comparison, Row
+from marble_rl.intervals import Interval
+from marble_rl.storage import storage_errors, write_bytes
 
 GOES_ON = ", going on"
 ROOM = 3
@@ -34,19 +34,19 @@ HARMONY = {
 }
 
 
-def write_report(comparison: Comparison, out: Path) -> None:
+def write_table(comparison: Comparison, out: Path) -> None:
     with storage_errors(str(out), AGAIN):
         write_bytes(out / "table.md", markdown(comparison).encode())
-        write_json(out / "compare.json", asdict(comparison))
+        comparison.write(out / COMPARISON)
         write_bytes(out / "compare.csv", tidy_csv(comparison).encode())
         draw(comparison, out / "compare.png")
 
 
-def print_report(comparison: Comparison, console: Console) -> None:
+def print_table(comparison: Comparison, console: Console) -> None:
     for title, head, body in _tables(comparison):
         cells = [[escape(name.replace(" ", "\n")) for name in head]]
         cells += [[escape(cell.replace("**", "").replace(" ±", "\n±")) for cell in row] for row in body]
-        # A file has no width: nothing is parted there, and nowhere is a name or a number cut.
+        # A file has no width: the table is not split there. Names and numbers are never cut.
         blocks = _blocks(cells, console.width) if console.is_terminal else [list(range(len(head)))]
         for columns in blocks:
             table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD)
@@ -104,8 +104,8 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append("every training: {} steps of {} images".format(*budgets.pop()))
     if any(interval.over == "prompts" for interval in shown):
         lines.append(
-            "† one seed only: bootstrap over its prompts, which knows nothing of how much another training would "
-            "differ; no difference is marked"
+            "† one seed only: bootstrap over its prompts, which leaves out how much another training would differ; "
+            "no difference is marked"
         )
     if any(interval.over == "nothing" for interval in shown):
         lines.append("‡ one prompt of one seed: no interval")

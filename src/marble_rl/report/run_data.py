@@ -1,4 +1,4 @@
-"""What a run folder holds, read leniently: parts that are missing or damaged become remarks, never errors.
+"""The content of a run folder. Parts that are missing or damaged become remarks on the page, never errors.
 
 Only a folder without a readable config.json is refused, with the reason.
 """
@@ -10,13 +10,20 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeGuard
 
 from marble_rl.config import RunConfig
-from marble_rl.report.diagnosis import StoredDiagnosis, read_diagnosis
-from marble_rl.report.evaluation import StoredEvaluation, read_evaluation
-from marble_rl.report.lenient import UNREADABLE, numbers, step_of
+from marble_rl.diagnose.record import DIAGNOSIS, Diagnosis
+from marble_rl.errors import InputError
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.scores import SCORES, Scores
+from marble_rl.storage import RecordT
 from marble_rl.types import Metrics
+
+LARGEST = 1e100
+"""Of a value in metrics.jsonl: beyond it squares and sums leave the range of a float."""
+MOST_STEPS = 2**53
+"""Up to here a float counts exactly."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +45,16 @@ class RunData:
     config: RunConfig
     lines: list[Metrics]
     """One an optimizer step, in order; every value is finite"""
-    evaluation: StoredEvaluation | None
+    evaluation: Scores | None
     samples: list[tuple[int, Path]]
     """(step, PNG), in order"""
     modified: float | None
     """When the last line was logged, in seconds since the epoch"""
     remarks: list[str] = field(default_factory=list)
     """What could not be read"""
-    diagnosis: StoredDiagnosis | None = None
+    diagnosis: Diagnosis | None = None
     in_use: bool | None = None
-    """Whether a process trains it; None where that cannot be told"""
+    """Whether a process trains it; None where that is not known"""
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -66,13 +73,13 @@ class RunData:
         return self.steps_done >= self.config.trainer.steps
 
     def series(self, key: str) -> Series:
-        found = [(int(line["step"]), line[key]) for line in self.lines if key in line]
-        return Series(tuple(step for step, _ in found), tuple(value for _, value in found))
+        points = [(int(line["step"]), line[key]) for line in self.lines if key in line]
+        return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
 
     def by_reward(self, prefix: str, names: tuple[str, ...] | None = None) -> dict[str, Series]:
         """{name: series of prefix/name}, without the rewards that have none."""
-        found = {name: self.series(f"{prefix}/{name}") for name in (self.trained if names is None else names)}
-        return {name: series for name, series in found.items() if series}
+        every = {name: self.series(f"{prefix}/{name}") for name in (self.trained if names is None else names)}
+        return {name: series for name, series in every.items() if series}
 
     def total(self, key: str) -> float:
         return math.fsum(self.series(key).values)
@@ -84,11 +91,22 @@ def read_run(path: Path) -> RunData:
     config = folder.load_config()
     remarks: list[str] = []
     lines = read_metrics(folder.metrics, remarks)
-    evaluation = read_evaluation(folder.evaluation, remarks)
-    diagnosis = read_diagnosis(folder.diagnosis, remarks)
+    evaluation = read_if_whole(Scores, folder.evaluation / SCORES, remarks)
+    diagnosis = read_if_whole(Diagnosis, folder.diagnosis / DIAGNOSIS, remarks)
     modified = folder.metrics.stat().st_mtime if folder.metrics.exists() else None
     samples = _samples(folder.samples)
     return RunData(path, config, lines, evaluation, samples, modified, remarks, diagnosis, folder.in_use())
+
+
+def read_if_whole(record: type[RecordT], file: Path, remarks: list[str]) -> RecordT | None:
+    """None where there is no such file; None, with a remark, where it cannot be read."""
+    if not file.exists():
+        return None
+    try:
+        return record.read(file)
+    except InputError as error:
+        remarks.append(f"Left out: {str(error).replace(str(file), f'{file.parent.name}/{file.name}')}.")
+        return None
 
 
 def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
@@ -106,11 +124,11 @@ def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
     for row in rows:
         try:
             entry = json.loads(row)
-            step = step_of(entry)
-        except UNREADABLE:
+            step = _step_of(entry)
+        except (ValueError, LookupError, TypeError, RecursionError):
             broken += 1
             continue
-        finite = numbers(entry)
+        finite = {str(key): float(value) for key, value in entry.items() if _is_number(value)}
         dropped += len(entry) - len(finite)
         by_step[step] = finite
     if broken:
@@ -120,6 +138,19 @@ def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
     return [by_step[step] for step in sorted(by_step)]
 
 
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """Neither NaN, which no comparison holds for, nor infinite, nor an integer that no float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+
+
+def _step_of(entry: dict[str, Any]) -> int:
+    """Of a line of metrics.jsonl. Raises ValueError where it is no count."""
+    step = entry["step"]
+    if not (_is_number(step) and float(step).is_integer() and 0 <= step < MOST_STEPS):
+        raise ValueError(f"{str(step)[:40]!r} is not a step")
+    return int(step)
+
+
 def _samples(folder: Path) -> list[tuple[int, Path]]:
-    found = {file: re.fullmatch(r"step-(\d+)", file.stem) for file in folder.glob("step-*.png")}
-    return sorted((int(match[1]), file) for file, match in found.items() if match)
+    files = {file: re.fullmatch(r"step-(\d+)", file.stem) for file in folder.glob("step-*.png")}
+    return sorted((int(match[1]), file) for file, match in files.items() if match)
