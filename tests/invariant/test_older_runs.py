@@ -82,10 +82,11 @@ def test_state_and_keys_that_came_later_are_not_needed(run: Path, made: Path, co
     """As the first versions wrote it: no version, and nothing of what was added since."""
 
     def first_version(tree: dict[str, Any]) -> None:
-        for section, keys in {"balance": ["smooth", "solver", "apply"], "model": ["dtype", "quantize"]}.items():
+        for section, keys in {"balance": ["apply"], "loss": ["type"], "model": ["dtype", "quantize"]}.items():
             for key in keys:
                 del tree[section][key]
         del tree["logging"]
+        tree["balance"] |= {"solver": "min_norm", "smooth": "alpha", "normalize": True}
 
     edit(run / "config.json", first_version)
     later = ("scale", "skipped", "micro_batch", "watches")
