@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from marble_rl.report.grids import STRONGEST, histogram, matrix, sample_map
 
 import marble_rl.report
 from marble_rl.intervals import Difference
 from marble_rl.report.charts import LINE, Line, Reference, interval_mark, line_chart, stacked_bars
-from marble_rl.report.grids import STRONGEST, histogram, matrix, sample_map
 from marble_rl.report.sections import PALETTE
 from marble_rl.report.speed import STAGES
 from marble_rl.report.statistics import RankCorrelation, mean_interval, rank_correlation, rise, smooth, thinned

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from marble_rl.charts.style import PALETTE
 from marble_rl.errors import InputError
 from marble_rl.intervals import Difference
 from marble_rl.report.charts import Chart, forest
@@ -17,7 +18,6 @@ from marble_rl.report.jobs import StoredJob, curves, peak_memory, pictures, read
 from marble_rl.report.lenient import UNREADABLE, number_of, numbers, spanned
 from marble_rl.report.page import render
 from marble_rl.report.pictures import Gallery, shown_cards
-from marble_rl.report.sections import PALETTE
 from marble_rl.report.verdicts import Answer, Verdict
 from marble_rl.report.wording import count_word, counted, duration, listed, memory, number
 

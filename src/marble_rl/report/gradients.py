@@ -1,15 +1,16 @@
-"""Sections on what a diagnosis found: how directions serve the rewards, how rewards agree, and who teaches what."""
+"""Sections on what a diagnosis measured: how directions serve the rewards, how rewards agree, and who teaches what."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from statistics import fmean
 
+from marble_rl.charts.drawing import Line, Reference
 from marble_rl.diagnose.intervals import few
 from marble_rl.intervals import Difference
-from marble_rl.report.charts import Chart, Line, Reference, forest, line_chart
+from marble_rl.report.charts import Chart, forest, histogram, line_chart, matrix, sample_map
 from marble_rl.report.diagnosis import StoredDiagnosis
-from marble_rl.report.grids import histogram, matrix, sample_map
 from marble_rl.report.reading import RunData
 from marble_rl.report.sections import Section, Table, colours
 from marble_rl.report.wording import number, shortened
@@ -18,38 +19,38 @@ COMMAND = "marble diagnose RUN"
 MOST_SAMPLES = 400
 """In the map: it is no wider in dots, and each takes a hundred bytes of the page for every reward."""
 KNOWN = {"weighted_sum": "theirs", "uniform": "r8", "marble": "ours"}
-"""Directions with a colour of their own; the others are drawn in that of text."""
+"""Directions that have their own colour; the others are drawn in that of text."""
 
 
 def diagnosis(run: RunData) -> Section:
-    found = run.diagnosis
+    measured = run.diagnosis
     why = (
         f"Not diagnosed. {COMMAND} measures gradients on fresh batches: conflict rates, cosines between rewards, "
         "signal by batch size, and which samples teach which reward."
     )
-    if found is None:
+    if measured is None:
         return Section("diagnosis", "Diagnosis", "", [], why)
-    when = "" if found.step is None else f" after step {found.step}"
+    when = "" if measured.step is None else f" after step {measured.step}"
     text = (
-        f"{few(found.batches)} One gradient per reward from each of {found.batches} fresh batches of {found.images} "
-        f"images, none of them trained on, drawn by the policy{when}. Each way to combine the rewards is measured with "
-        "the gradients of its own batch, where a reward's noise counts as agreement with itself, and with those of "
-        "another batch, which is what counts. Whiskers: 95 % intervals."
+        f"{few(measured.batches)} One gradient per reward from each of {measured.batches} fresh batches of "
+        f"{measured.images} images, none of them trained on, drawn by the policy{when}. Each way to combine the "
+        "rewards is measured with the gradients of its own batch, where a reward's noise counts as agreement with "
+        "itself, and with those of another batch, which is what counts. Whiskers: 95 % intervals."
     )
     charts = [
-        *_forests(found),
-        *_larger(found),
-        _cosines(found),
-        *_correlations(found),
-        *_signal(run, found),
-        _norms(found),
-        _lengths(found),
-        *_constructed(found),
+        *_forests(measured),
+        *_larger(measured),
+        _cosines(measured),
+        *_correlations(measured),
+        *_signal(run, measured),
+        _norms(measured),
+        _lengths(measured),
+        *_constructed(measured),
     ]
-    return Section("diagnosis", "Diagnosis", text.strip(), charts, table=_table(found))
+    return Section("diagnosis", "Diagnosis", text.strip(), charts, table=_table(measured))
 
 
-def _forests(found: StoredDiagnosis) -> list[Chart]:
+def _forests(measured: StoredDiagnosis) -> list[Chart]:
     """Another batch first: it is the figure that counts."""
     wanted = (
         ("Another batch: worst cosine", "other", "min_cos", "Above 0 every reward gains; noise lies below."),
@@ -61,18 +62,18 @@ def _forests(found: StoredDiagnosis) -> list[Chart]:
     for title, way, key, note in wanted:
         rows = [
             (direction.name, getattr(direction, way)[key], KNOWN.get(direction.name, "ink"))
-            for direction in found.directions
+            for direction in measured.directions
             if key in getattr(direction, way)
         ]
         if rows:
-            charts.append(forest(title, rows, width=460.0, note=note))
+            charts.append(forest(title, rows, small=False, note=note))
     return charts
 
 
-def _larger(found: StoredDiagnosis) -> list[Chart]:
-    """Only those with a colour of their own: ten lines on top of each other tell nothing."""
+def _larger(measured: StoredDiagnosis) -> list[Chart]:
+    """Only those with their own colour: ten lines on top of each other cannot be told apart."""
     lines = []
-    for direction in found.directions:
+    for direction in measured.directions:
         if direction.name in KNOWN and len(direction.by_size) > 1:
             x = [math.log2(size) for size in direction.by_size]
             y = [figure.mean for figure in direction.by_size.values()]
@@ -80,19 +81,24 @@ def _larger(found: StoredDiagnosis) -> list[Chart]:
             lines.append(Line(direction.name, x, y, KNOWN[direction.name], direction.name, band=band))
     if not lines:
         return []
-    places = {math.log2(size): f"x{size}" for direction in found.directions for size in direction.by_size}
     note = (
         "Worst cosine of directions made from larger batches, with the mean gradient of all images left over. Above 0 "
         "the batch is large enough for the direction to serve every reward in truth."
     )
-    chart = line_chart("Worst cosine by batch size", lines, include=[0.0], places=places, unit="batch", note=note)
-    return [chart]
+    sizes = _sizes(size for direction in measured.directions for size in direction.by_size)
+    title = "Worst cosine by batch size"
+    return [line_chart(title, lines, include=[0.0], x_label="batch size", x_names=sizes, note=note)]
 
 
-def _table(found: StoredDiagnosis) -> Table:
+def _sizes(sizes: Iterable[float]) -> dict[float, str]:
+    """Relative to the run's. Each doubling takes the same room."""
+    return {math.log2(size): f"x{size:g}" for size in sizes}
+
+
+def _table(measured: StoredDiagnosis) -> Table:
     columns = ["direction", "another batch", "conflict there", "own batch", "conflict there", "AdamW's step"]
     rows = []
-    for direction in found.directions:
+    for direction in measured.directions:
         figures = [
             direction.other.get("min_cos"),
             direction.other.get("conflict"),
@@ -100,7 +106,9 @@ def _table(found: StoredDiagnosis) -> Table:
             direction.own.get("conflict"),
             direction.step,
         ]
-        rows.append((direction.name, direction.meaning, KNOWN.get(direction.name, "ink"), [_told(f) for f in figures]))
+        rows.append(
+            (direction.name, direction.meaning, KNOWN.get(direction.name, "ink"), [_written(f) for f in figures])
+        )
     about = (
         "Smallest cosine with a reward's gradient with its interval, and how often it is negative. Last column: "
         "of the step that AdamW would take, in another batch."
@@ -108,40 +116,39 @@ def _table(found: StoredDiagnosis) -> Table:
     return Table(columns, rows, about)
 
 
-def _told(figure: Difference | None) -> str:
+def _written(figure: Difference | None) -> str:
     if figure is None:
         return ""
     interval = f" ({number(figure.low)} to {number(figure.high)})" if figure.low < figure.high else ""
     return number(figure.mean) + interval
 
 
-def _cosines(found: StoredDiagnosis) -> Chart:
+def _cosines(measured: StoredDiagnosis) -> Chart:
     note = (
         "Of their true gradients, from products of different batches. Below 0 two rewards oppose each other. With "
         "little signal they are rough and can leave ±1; ? where a gradient is lost in noise."
     )
-    return matrix("Cosines between rewards", found.rewards, found.rewards, found.cosines, note=note)
+    return matrix("Cosines between rewards", measured.rewards, measured.rewards, measured.cosines, note=note)
 
 
-def _correlations(found: StoredDiagnosis) -> list[Chart]:
-    if not found.correlations:
+def _correlations(measured: StoredDiagnosis) -> list[Chart]:
+    if not measured.correlations:
         return []
     agreement = ""
-    if found.agreement is not None:
+    if measured.agreement is not None:
         agreement = (
-            f" Within one batch the cosines between gradients follow these to {number(found.agreement.mean)} "
-            f"({number(found.agreement.low)} to {number(found.agreement.high)}); at 1 gradients tell nothing that "
-            "the scores of its images do not."
+            f" Within one batch the cosines between gradients follow these to {_written(measured.agreement)}; at 1 "
+            "gradients say nothing that the scores of its images do not."
         )
     note = f"Of the images in a batch: do two rewards prefer the same ones?{agreement}"
-    return [matrix("Correlations of advantages", found.rewards, found.rewards, found.correlations, note=note)]
+    return [matrix("Correlations of advantages", measured.rewards, measured.rewards, measured.correlations, note=note)]
 
 
-def _signal(run: RunData, found: StoredDiagnosis) -> list[Chart]:
+def _signal(run: RunData, measured: StoredDiagnosis) -> list[Chart]:
     colour = colours(run)
     lines = []
-    for k, name in enumerate(found.rewards):
-        known = [(math.log2(size), row[k]) for size, row in found.signal.items()]
+    for k, name in enumerate(measured.rewards):
+        known = [(math.log2(size), row[k]) for size, row in measured.signal.items()]
         points = [(x, y) for x, y in known if y is not None]
         if points:
             x, y = zip(*points, strict=True)
@@ -150,50 +157,57 @@ def _signal(run: RunData, found: StoredDiagnosis) -> list[Chart]:
             lines.append(Line(name, x, drawn, colour.get(name, "ink"), shortened(name, 14)))
     if not lines:
         return []
-    places = {math.log2(size): f"x{size:g}" for size in found.signal}
     note = (
         "Share of a reward's squared gradient that is not noise, for batches of other sizes than the run's. A reward "
         "stands at 0 where its estimate is not positive: these batches cannot tell it from noise."
     )
-    references = [Reference(0.1, "too little to learn from")]
-    chart = line_chart(
-        "Signal by batch size", lines, references=references, include=[0.0], places=places, unit="batch", note=note
-    )
-    return [chart]
+    return [
+        line_chart(
+            "Signal by batch size",
+            lines,
+            references=[Reference(0.1, "too little to learn from")],
+            include=[0.0],
+            x_label="batch size",
+            x_names=_sizes(measured.signal),
+            note=note,
+        )
+    ]
 
 
-def _norms(found: StoredDiagnosis) -> Chart:
-    k = len(found.rewards)
+def _norms(measured: StoredDiagnosis) -> Chart:
+    k = len(measured.rewards)
     return histogram(
         "Length of the common direction",
-        found.norms,
+        measured.norms,
+        unit="smallest cosine",
         reference=Reference(1 / math.sqrt(k), f"1/√{k}: unrelated gradients"),
         note="Over batches: the cosine that the min-norm point of unit gradients guarantees in its own batch.",
-        summary=f"{100 * found.near_zero:.0f} % below 0.05",
+        summary=f"{100 * measured.near_zero:.0f} % below 0.05",
     )
 
 
-def _lengths(found: StoredDiagnosis) -> Chart:
+def _lengths(measured: StoredDiagnosis) -> Chart:
     return histogram(
         "Length of the combined gradient",
-        found.combined,
+        measured.combined,
+        unit="length",
         note="Over batches, in units of the rewards' mean gradient length. Short: little is left to agree on.",
-        summary=f"mean {number(fmean(found.combined))}",
+        summary=f"mean {number(fmean(measured.combined))}",
     )
 
 
-def _constructed(found: StoredDiagnosis) -> list[Chart]:
-    if len(found.conflict) < 2 or len(found.rewards) < 2:
+def _constructed(measured: StoredDiagnosis) -> list[Chart]:
+    if len(measured.conflict) < 2 or len(measured.rewards) < 2:
         return []
-    strength, ours, theirs = (list(column) for column in zip(*found.conflict, strict=True))
+    strength, ours, theirs = (list(column) for column in zip(*measured.conflict, strict=True))
     lines = [
         Line("marble", strength, ours, "ours", "marble"),
         Line("plain sum", strength, theirs, "theirs", "plain sum", "dashed"),
     ]
-    note = f"Worst cosine in the own batch while {found.rewards[1]}'s gradient is turned against {found.rewards[0]}'s."
-    places = {value: f"{100 * value:.0f} %" for value in strength}
-    title = "A constructed conflict"
-    return [line_chart(title, lines, include=[0.0], places=places, unit="turned", note=note)]
+    first, second = measured.rewards[:2]
+    note = f"Worst cosine in the own batch while {second}'s gradient is turned against {first}'s."
+    names = {value: f"{100 * value:.0f} %" for value in strength}
+    return [line_chart("A constructed conflict", lines, include=[0.0], x_label="turned", x_names=names, note=note)]
 
 
 def specialists(run: RunData) -> Section:
@@ -203,13 +217,13 @@ def specialists(run: RunData) -> Section:
         "prompt source. An empty place: the reward does not apply."
     )
     charts = []
-    found = run.diagnosis
-    if found is not None and found.samples:
-        every = math.ceil(len(found.samples) / MOST_SAMPLES)
+    measured = run.diagnosis
+    if measured is not None and measured.samples:
+        every = math.ceil(len(measured.samples) / MOST_SAMPLES)
         which = "Every sample" if every == 1 else f"One sample in {every}"
         note = f"{which} of one batch. Blue: better than its group's mean, red: worse. Deeper: by more."
-        charts.append(sample_map("Advantages of samples", found.rewards, found.samples[::every], note=note))
-        charts.append(_mean_sizes(found))
+        charts.append(sample_map("Advantages of samples", measured.rewards, measured.samples[::every], note=note))
+        charts.append(_mean_sizes(measured))
     gains = {} if run.evaluation is None else run.evaluation.gains
     if gains:
         rewards = [name for name in (*run.trained, *run.held_out) if any(name in row for row in gains.values())]
@@ -220,18 +234,18 @@ def specialists(run: RunData) -> Section:
         if rewards:
             charts.append(matrix("Gain by prompt source", list(gains), rewards, cells, unknown="", note=note))
     why = (
-        "Nothing is known yet on which prompts teach which reward. marble evaluate RUN tells where each reward gained, "
+        "Nothing is known yet on which prompts teach which reward. marble evaluate RUN shows where each reward gained, "
         f"{COMMAND} which samples teach it."
     )
     return Section("specialists", "Specialists", text, charts, why)
 
 
-def _mean_sizes(found: StoredDiagnosis) -> Chart:
-    sources = list(dict.fromkeys(source for source, _, _ in found.samples))
+def _mean_sizes(measured: StoredDiagnosis) -> Chart:
+    sources = list(dict.fromkeys(source for source, _, _ in measured.samples))
     cells: list[list[float | None]] = []
     for source in sources:
-        columns = zip(*(values for of, _, values in found.samples if of == source), strict=True)
-        told = [[abs(value) for value in column if value is not None] for column in columns]
-        cells.append([fmean(sizes) if sizes else None for sizes in told])
-    note = "Their mean size: near 0, the prompts of this source tell the reward nothing."
-    return matrix("Advantages by prompt source", sources, found.rewards, cells, signed=False, unknown="", note=note)
+        columns = zip(*(values for of, _, values in measured.samples if of == source), strict=True)
+        known = [[abs(value) for value in column if value is not None] for column in columns]
+        cells.append([fmean(sizes) if sizes else None for sizes in known])
+    note = "Their mean size: near 0, the prompts of this source teach the reward nothing."
+    return matrix("Advantages by prompt source", sources, measured.rewards, cells, signed=False, unknown="", note=note)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marble_rl.report.charts import Chart, Line, line_chart
+from marble_rl.charts.drawing import Line
+from marble_rl.report.charts import Chart, line_chart
 from marble_rl.report.evaluation import PromptCard, Shot, read_evaluation
 from marble_rl.report.lenient import UNREADABLE
 from marble_rl.report.reading import read_metrics
