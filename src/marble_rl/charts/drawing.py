@@ -90,7 +90,7 @@ def curves(
             y[2::3] = np.nan
         axes.plot(x, y, **{"color": colour, "marker": "o" if len(x) == 1 else "", **LOOKS[line.style]})
     for reference in references:
-        axes.axhline(reference.value, label=reference.label, **LOOKS["reference"])
+        axes.axhline(reference.value, label=plain(reference.label), **LOOKS["reference"])
     axes.update_datalim([(lines[0].x[0], value) for value in include], updatex=False)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -196,5 +196,7 @@ def histogram(
         axes.axvline(reference.value, **LOOKS["reference"])
         side, aside = ("right", -5) if reference.value > high / 2 else ("left", 5)
         top: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (aside, 0), "va": "top", "ha": side}
-        axes.annotate(reference.label, (reference.value, 1.0), textcoords="offset points", color=LIGHT["quiet"], **top)
+        axes.annotate(
+            plain(reference.label), (reference.value, 1.0), textcoords="offset points", color=LIGHT["quiet"], **top
+        )
     return counts.tolist(), edges.tolist()

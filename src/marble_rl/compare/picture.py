@@ -39,6 +39,7 @@ def draw(comparison: Comparison, file: Path) -> None:
         heads = [f"{name}*" if name in comparison.held_out else name for name in rewards]
         bound = max(1.0, max(abs(value) for line in scores for value in line))
         matrix(right, [""] * len(rows), heads, scores, texts, full=bound)
+        right.set_ylim(left.get_ylim())
         right.set_title("rewards; colour: z-score across methods", fontsize=10)
         if comparison.held_out:
             figure.supxlabel("* held out", x=0.995, ha="right", fontsize=8, color=LIGHT["quiet"])

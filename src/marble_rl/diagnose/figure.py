@@ -47,7 +47,9 @@ def _directions(axes: Any, diagnosis: Diagnosis) -> None:
 
 def _cosines(axes: Any, diagnosis: Diagnosis) -> None:
     cells = [[None if math.isnan(value) else float(value) for value in row] for row in diagnosis.cosines]
-    texts = [["?" if value is None else f"{value:+.2f}" for value in row] for row in cells]
+    texts = [
+        ["?" if value is None else f"{value:+.2f}".replace("-", "\N{MINUS SIGN}") for value in row] for row in cells
+    ]
     matrix(axes, diagnosis.names, diagnosis.names, cells, texts)
     axes.set_title("Cosines between the rewards' true gradients")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from markupsafe import Markup
@@ -31,6 +33,10 @@ LEVELS = 5
 BOX = np.array([(0.0, -0.46), (1.0, -0.46), (1.0, 0.46), (0.0, 0.46), (0.0, -0.46)])
 BOX_CODES = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
 """Of one sample in the map."""
+MOST_REMEMBERED = 100
+"""Charts of each kind."""
+P = ParamSpec("P")
+T = TypeVar("T")
 Row = dict[str, Any]
 """A line under the pointer: its `name` and `colour`, and at each place one of its `values` and the height `y` of a dot.
 A value is None where there is nothing to show; a chart without dots has no heights."""
@@ -50,6 +56,22 @@ class Chart:
     """Beside the title"""
 
 
+def drawn_once(draw: Callable[P, T]) -> Callable[P, T]:
+    """Remember what was drawn: a page that is built again, as under --watch, has mostly the same charts."""
+    known: dict[str, T] = {}
+
+    @wraps(draw)
+    def draw_or_recall(*args: P.args, **kwargs: P.kwargs) -> T:
+        key = hashlib.sha256(repr((args, kwargs)).encode(errors="surrogatepass")).hexdigest()
+        if key not in known:
+            while len(known) >= MOST_REMEMBERED:
+                del known[next(iter(known))]
+            known[key] = draw(*args, **kwargs)
+        return known[key]
+
+    return draw_or_recall
+
+
 def _svg(page: Sheet, description: str) -> Markup:
     """With a description for those who cannot see it; the arrow keys walk through its values."""
     return page.svg(Markup('role="img" aria-label="{}" tabindex="0"').format(description))
@@ -60,6 +82,7 @@ def _hover(page: Sheet, headings: Sequence[str], at: Sequence[float], rows: Sequ
     return {"plot": page.plot, "x": headings, "at": at, "rows": rows, "along": along}
 
 
+@drawn_once
 def line_chart(
     title: str,
     lines: Sequence[Line],
@@ -93,6 +116,7 @@ def line_chart(
         return Chart(title, _svg(page, f"{title}. Last values: {last}"), data, **texts)
 
 
+@drawn_once
 def stacked_bars(
     title: str, steps: Sequence[float], stages: Sequence[tuple[str, str, Sequence[float]]], **texts: str
 ) -> Chart:
@@ -113,6 +137,7 @@ def stacked_bars(
         return Chart(title, _svg(page, title), _hover(page, [f"step {x:.9g}" for x in steps], at, rows), **texts)
 
 
+@drawn_once
 def forest(title: str, rows: Sequence[tuple[str, Interval, str]], *, small: bool = True, **texts: str) -> Chart:
     """Means with their intervals, one row for each (name, mean and interval, colour), on one scale."""
     with sheet(SMALL_WIDTH if small else WIDTH, 24.0 * len(rows)) as page:
@@ -126,6 +151,7 @@ def forest(title: str, rows: Sequence[tuple[str, Interval, str]], *, small: bool
         return Chart(title, _svg(page, f"{title}. {described}"), data, **texts)
 
 
+@drawn_once
 def interval_mark(interval: Interval, colour: str) -> Markup:
     """A difference and its interval beside zero, each on its own scale. The figures stand beside it in the table."""
     with sheet(170.0, 22.0) as page:
@@ -138,6 +164,7 @@ def interval_mark(interval: Interval, colour: str) -> Markup:
         return page.svg(Markup('class="interval" aria-hidden="true"'))
 
 
+@drawn_once
 def matrix(
     title: str,
     rows: Sequence[str],
@@ -155,8 +182,12 @@ def matrix(
         drawing.matrix(page.axes, beside, below, cells, written)
         page.fit()
         at, _ = page.places(range(len(columns)), [0.0] * len(columns))
-        data = _hover(page, columns, at, _cell_rows(rows, cells, signed))
-        return Chart(title, _svg(page, title), data, **texts)
+        shown = _cell_rows(rows, cells, signed)
+        named = [
+            (f"{row['name']}, {column}", v) for row in shown for column, v in zip(columns, row["values"], strict=True)
+        ]
+        described = "; ".join(f"{place}: {value}" for place, value in named if value is not None)
+        return Chart(title, _svg(page, f"{title}. {described}"), _hover(page, columns, at, shown), **texts)
 
 
 def _cell_rows(names: Sequence[str], cells: Sequence[Sequence[float | None]], signed: bool) -> list[Row]:
@@ -172,6 +203,7 @@ def _digits(value: float, signed: bool, columns: int) -> str:
     return sign + (text.removeprefix("0") if narrow and abs(value) < 1 else text)
 
 
+@drawn_once
 def sample_map(
     title: str, rows: Sequence[str], samples: Sequence[tuple[str, str, Sequence[float | None]]], **texts: str
 ) -> Chart:
@@ -205,6 +237,7 @@ def sample_map(
         return Chart(title, _svg(page, title), data, **texts)
 
 
+@drawn_once
 def histogram(
     title: str, values: Sequence[float], *, unit: str, reference: Reference | None = None, **texts: str
 ) -> Chart:
