@@ -5,7 +5,6 @@ Colours are names of `style.LIGHT`. In a matrix blue is above zero and red below
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -95,9 +94,8 @@ def curves(
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     if x_names is not None:
-        crowded = math.ceil(len(x_names) * (1 + max(map(len, x_names.values()))) / 36)
-        shown = sorted(x_names.items(), reverse=True)[::crowded]
-        axes.set_xticks([x for x, _ in shown], [name for _, name in shown])
+        shown = _with_room(x_names)
+        axes.set_xticks(shown, [x_names[x] for x in shown])
     axes.set_xlabel(x_label)
     axes.autoscale_view()
     every = [value for line in lines for value in line.x]
@@ -116,6 +114,16 @@ def curves(
         for line in lines
         if line.label
     ]
+
+
+def _with_room(names: Mapping[float, str]) -> list[float]:
+    """Values whose names do not touch each other, the last one among them; about 36 characters fit below the plot."""
+    character = (max(names) - min(names)) / 36
+    shown: list[float] = []
+    for x in sorted(names, reverse=True):
+        if not shown or shown[-1] - x >= character * (len(names[x]) + 1):
+            shown.append(x)
+    return shown
 
 
 def spread(labels: Sequence[Any], axes: Axes, least: float) -> None:

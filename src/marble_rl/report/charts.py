@@ -57,7 +57,10 @@ class Chart:
 
 
 def drawn_once(draw: Callable[P, T]) -> Callable[P, T]:
-    """Remember what was drawn: a page that is built again, as under --watch, has mostly the same charts."""
+    """Remember what was drawn: a page that is built again, as under --watch, has mostly the same charts.
+
+    Charts are the same where the repr of all arguments is: give lists and tuples, not arrays, which abbreviate theirs.
+    """
     known: dict[str, T] = {}
 
     @wraps(draw)
