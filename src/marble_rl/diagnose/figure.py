@@ -36,12 +36,14 @@ def draw_diagnosis(diagnosis: Diagnosis, path: Path) -> None:
 
 
 def _directions(axes: Any, diagnosis: Diagnosis) -> None:
+    axes.set_title("How each direction serves the reward it serves least")
     measured = {name: figures for name, figures in diagnosis.directions.items() if figures.in_batch}
+    if not measured:
+        return
     for i, (label, colour, key) in enumerate(SERIES):
         rows = [(name, getattr(figures, key).get("min_cos"), colour) for name, figures in measured.items()]
         forest(axes, rows, shift=0.25 * (i - 1), label=label)
     axes.set_xlabel("smallest cosine with a reward's gradient")
-    axes.set_title("How each direction serves the reward it serves least")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
 
 

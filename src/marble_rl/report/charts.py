@@ -164,7 +164,7 @@ def interval_mark(interval: Interval, colour: str) -> Markup:
         edge = 0.05 * ((high - low) or 1.0)
         page.axes.set(xlim=(low - edge, high + edge), ylim=(-1.0, 1.0))
         page.axes.set_axis_off()
-        return page.svg(Markup('class="interval" aria-hidden="true"'))
+        return page.svg(Markup('class="interval {}" aria-hidden="true"').format(colour))
 
 
 @drawn_once
@@ -201,7 +201,7 @@ def _cell_rows(names: Sequence[str], cells: Sequence[Sequence[float | None]], si
 def _digits(value: float, signed: bool, columns: int) -> str:
     """As many as fit into a cell beside so many others."""
     narrow = columns > 5
-    text = f"{abs(value):.{2 if columns <= 10 else 1}f}" if abs(value) < 10 else f"{abs(value):.0f}"
+    text = f"{abs(value):.{2 if columns < 10 else 1}f}" if abs(value) < 10 else f"{abs(value):.0f}"
     sign = MINUS if value < 0 and float(text) else "+" if signed and not narrow and float(text) else ""
     return sign + (text.removeprefix("0") if narrow and abs(value) < 1 else text)
 
