@@ -1,10 +1,11 @@
-# The two commands: `make demo` shows it, `make test` is the gate. Each sets up what it needs in .venv.
+# The two main commands: `make demo` trains and evaluates the embedded model, `make test` is the gate. Both install what
+# they need into .venv.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# One thread: the models here are small, and two threads on a busy machine can be slower than one.
+# One thread: the models of the demo and the tests are small, and more threads can be slower on a busy machine.
 RUN := OMP_NUM_THREADS=1
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
@@ -17,7 +18,7 @@ demo: $(READY)
 	@echo
 	@echo "Before and after, same prompts and seeds: runs/demo/evaluation/grid.png"
 	@echo "Next, for example:"
-	@echo "  $(BIN)/marble report runs/demo    # one page: curves, coefficients, pictures, what can be claimed"
+	@echo "  $(BIN)/marble report runs/demo    # one page: curves, coefficients, pictures, conclusions"
 	@echo "  $(BIN)/marble sample runs/demo --prompt 'a blue sign that says \"K7\"'"
 	@echo "  $(BIN)/marble train configs/mini-demo.yaml --set 'balance={type: weighted_sum}' --out runs/sum"
 	@echo "  $(BIN)/marble train configs/mini.yaml"
@@ -26,27 +27,28 @@ test: $(READY) lint
 	$(RUN) $(BIN)/pytest -n 2 -m "not full"
 
 test-full: $(READY) browser trackio
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torchao wandb  # int8; a tracker
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torchao wandb  # for the tests of int8 and of a tracker
 	$(RUN) $(BIN)/pytest -n 2 -m full
 
-# On a machine with a CUDA card; ends with a block to paste into an issue. SMOKE="--device cuda:1" takes another card.
+# On a machine with a CUDA GPU; prints a block of text to paste into an issue. SMOKE="--device cuda:1" takes another GPU.
 smoke-gpu: $(READY)
 	TRANSFORMERS_VERBOSITY=error DIFFUSERS_VERBOSITY=error $(RUN) $(BIN)/python -m tools.gpu_check $(SMOKE)
 
-# The study of docs/results.md: hours on two cores. Stop it as you like; the same command goes on.
+# The study of docs/results.md: many hours on two cores. It can be stopped at any time; the same command continues it.
 study: $(READY)
 	MARBLE=$(BIN)/marble scripts/study.sh runs/study
 	$(BIN)/python -m tools.study --take runs/study
 
-# docs/results.md from docs/results alone.
+# Write docs/results.md again from the results in docs/results.
 results: $(READY)
 	$(BIN)/python -m tools.study
 
-# Debian's Chromium, for the tests of pages.
+# Debian's Chromium, for the tests of HTML reports.
 browser:
 	@command -v chromium >/dev/null || $(SUDO) sh -c "apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium"
 
-# Beside the environment, for the one test that takes it from there: Trackio wants a Pillow below the one tested here.
+# Trackio needs an older Pillow than the pinned one, so it is installed into a separate folder, which its test adds to the
+# import path.
 trackio: $(VENV)/trackio
 $(VENV)/trackio: $(READY)
 	grep -v -i '^pillow==' constraints.txt > $(VENV)/trackio.txt
@@ -66,5 +68,5 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,ocr,tesseract]"
 	@touch $(READY)
 
-clean: # runs/ stays: it holds trainings
+clean: # keeps runs/, which holds trained models
 	rm -rf $(VENV) build

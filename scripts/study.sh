@@ -1,11 +1,11 @@
 #!/bin/sh
-# The study of docs/results.md, into the folder $1 (runs/study). Stop it with Ctrl-C and start it again as you like:
-# jobs that are done are not run again. The order gives a first answer early: three seeds of the main methods first.
+# The study of docs/results.md, written to the folder $1 (default runs/study). It can be stopped with Ctrl-C and started
+# again at any time: finished jobs are not run again. Three seeds of the main methods come first, for early results.
 set -e
 OUT=${1:-runs/study}
 MARBLE=${MARBLE:-marble}
 BATCHES=${BATCHES:-50}
-# A crashed job leaves a hole in its table (exit code 1); the rest goes on.
+# A crashed job leaves empty cells in its table (exit code 1); the other jobs continue.
 holes() { [ $? -eq 1 ]; }
 # Six rewards, one of which opposes the others.
 conflict() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-conflict.yaml --out "$OUT/conflict" "$@" || holes; }
@@ -14,16 +14,15 @@ large() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-large.yaml --out "$OUT/
 compare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-study.yaml --out "$OUT" "$@" || holes; }
 
 compare --methods base,joint --seeds 0-2
-conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,marble_noise_aware,min_variance \
-  --seeds 0-2
+conflict --methods base,weighted_sum,uniform,marble,marble_alpha_over_norm,min_variance --seeds 0-2
 large --methods base,weighted_sum,uniform,unit_mean,min_variance,marble_every_step --seeds 0-2
 compare --methods variants --seeds 0-2
 compare --methods ablations --seeds 0-2
 compare --methods base,joint,marble_alpha_over_norm --seeds 3-4
 compare --methods specialists --seeds 0-4
-# The weighted sum as it is where nobody divides PickScore by 26.
+# The weighted sum on raw scores, without dividing PickScore by 26.
 compare --methods weights:1,1,26,1,1 --seeds 0-2
-# What gradients are like: at the beginning, at the end, and where rewards conflict.
+# Diagnoses of the gradients: at the beginning and end of training, and with a reward that opposes the others.
 diagnose() { [ -e "$1/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$1" --batches "$BATCHES"; }
 begin() { OMP_NUM_THREADS=1 $MARBLE train "configs/$1.yaml" --out "$2/diagnoses/beginning" --set trainer.steps=5 --resume; }
 begin mini-study "$OUT"

@@ -16,12 +16,12 @@ from transformers import CLIPConfig
 
 from marble_rl import hub
 from marble_rl.errors import InputError
-from marble_rl.memory.estimate import config_folder
+from marble_rl.memory.empty_model import config_folder
 from marble_rl.models import load_model
 from marble_rl.rewards.builtin.clip import ClipScore, Hpsv2
-from marble_rl.rewards.builtin.detection import load_finder
 from marble_rl.rewards.builtin.embedder import read_model
 from marble_rl.rewards.builtin.imagereward import ImageReward
+from marble_rl.rewards.builtin.photo_detector import load_finder
 
 CPU = torch.device("cpu")
 ANSWERS = {
@@ -32,9 +32,9 @@ ANSWERS = {
 }
 """The hub's status and X-Error-Code for repositories of these owners."""
 LOADERS: dict[str, Callable[[str], Any]] = {
-    "clip": lambda source: ClipScore(source).load(CPU),
-    "hpsv2": lambda source: Hpsv2(source).load(CPU),
-    "imagereward": lambda source: ImageReward(source).load(CPU),
+    "clip": lambda source: ClipScore(model=source).load(CPU),
+    "hpsv2": lambda source: Hpsv2(model=source).load(CPU),
+    "imagereward": lambda source: ImageReward(model=source).load(CPU),
     "detector": lambda source: load_finder(source, CPU),
     "pipeline": lambda source: load_model(source, CPU),
     "file": lambda source: hub.download("model", source, "weights.pt"),
@@ -143,7 +143,7 @@ def test_an_estimate_does_not_wait_for_a_network(silent: bool, tmp_path: Path, m
         use_hub(f"http://127.0.0.1:{server.getsockname()[1]}", tmp_path, monkeypatch)
         if not silent:
             server.close()
-        monkeypatch.setattr(hub, "PATIENCE", 0.2)
+        monkeypatch.setattr(hub, "REACHABLE_TIMEOUT", 0.2)
         monkeypatch.setattr("time.sleep", lambda _: pytest.fail("a pause before it is tried again"))
         why = "timed out" if silent else "[Cc]onnection refused"
         with pytest.raises(InputError, match=rf"'some/model' is neither here .*, and the hub cannot be reached.*{why}"):

@@ -1,7 +1,7 @@
-"""python -m tools.gpu_check [--device cuda]: does everything work on this card, and how fast? Minutes, no download.
+"""python -m tools.gpu_check [--device cuda]: checks that everything works on this GPU, and measures its speed.
 
-Ends with one block of text to paste into an issue. Exit code 1 if a check fails, 2 where there is no such device.
-On a CPU the same checks run at a smaller size: that shows that they work, not how fast a card is.
+Takes minutes and downloads nothing. Prints one block of text to paste into an issue. Exit code 1 if a check fails, 2 if
+there is no such device. On a CPU the same checks run at a smaller size, which tests the checks, not the speed.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ SIZES = {
     "cuda": Size(layers=8, heads=24, latent=64, text_tokens=256, samples=8, micro_batch=2),
     "cpu": Size(layers=2, heads=2, latent=16, text_tokens=16, rank=8, samples=4, micro_batch=2),
 }
-"""Of the random transformer: on a card a third of SD3.5 Medium's depth at its width, at 512 x 512."""
+"""Sizes of the random transformer: on a GPU a third of SD3.5 Medium's depth at its width, at 512 x 512."""
 ROUNDS = {"cuda": 3, "cpu": 1}
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Largest difference from K passes, relative to a gradient's length."""
+"""Largest difference allowed between fused gradients and those of K passes, relative to a gradient's length."""
 AUTOCAST_TOLERANCE = 0.1
-"""The same between bfloat16 and float32: eight bits of mantissa, through a whole network and back."""
+"""Largest relative difference allowed between bfloat16, which has eight bits of mantissa, and float32."""
 PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "safetensors", "numpy")
 
 
 class CheckFailed(Exception):
-    """Something ran, and came out wrong."""
+    """A check ran, and its result was wrong."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def run_check(name: str, check: Callable[[torch.device], str], device: torch.device) -> Outcome:
-    """One that crashes has failed, and the others still run: the block is to say as much as possible."""
+    """Run one check. A crash counts as a failure, and does not stop the other checks."""
     try:
         return Outcome(name, True, check(device))
     except Exception as error:
@@ -71,7 +71,7 @@ def run_check(name: str, check: Callable[[torch.device], str], device: torch.dev
 
 
 def autocast(device: torch.device) -> str:
-    """The embedded pipeline, forward and backward: bfloat16 autocast against float32."""
+    """Forward and backward pass of the embedded pipeline: bfloat16 autocast against float32."""
     model = load_model(MINI, device)
     policy = LoraPolicy(model.transformer, LoraConfig(rank=8, alpha=16), model.lora_targets, seed=0)
     dice = torch.Generator().manual_seed(0)
@@ -95,20 +95,20 @@ def autocast(device: torch.device) -> str:
 
 
 def fused_gradients(device: torch.device) -> str:
-    """All rewards' gradients from one backward pass, against one pass each."""
+    """Gradients of all rewards from one backward pass, against one pass for each reward."""
     workload = Workload(SIZES[device.type], device)
-    found = []
+    errors = []
     for dtype, most in FUSED_TOLERANCE.items():
         with torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext():
             error = largest_difference(workload, FUSED[5], PASSES)
         if not error < most:
             raise CheckFailed(f"{dtype}: off by {error:.1e} of their length, more than {most:.0e}")
-        found.append(f"{str(dtype).removeprefix('torch.')} {error:.1e}")
-    return "largest difference from K passes: " + ", ".join(found)
+        errors.append(f"{str(dtype).removeprefix('torch.')} {error:.1e}")
+    return "largest difference from K passes: " + ", ".join(errors)
 
 
 def speed(device: torch.device) -> str:
-    """Of a step with one gradient per reward, where the weighted sum's is 1."""
+    """Speed of a step with one gradient per reward, relative to a weighted sum."""
     rounds = time_rounds(Workload(SIZES[device.type], device), ROUNDS[device.type], lambda step: None)
     ratios = {
         step.name: Spread.of([r[WEIGHTED_SUM.name] / r[step.name] for r in rounds])
@@ -119,14 +119,14 @@ def speed(device: torch.device) -> str:
 
 
 def memory(device: torch.device) -> str:
-    """At the highest point of such a step, each in a process of its own."""
+    """Peak memory of such a step, each in a separate process."""
     peaks = {step.name: peak_memory(step, SIZES[device.type], device) for step in (WEIGHTED_SUM, PASSES, FUSED[5])}
     plain = peaks[WEIGHTED_SUM.name]
     return "; ".join(f"{name}: {peak / 2**20:.0f} MiB ({peak / plain:.2f}x)" for name, peak in peaks.items())
 
 
 def training(device: torch.device) -> str:
-    """Two steps of the whole loop on the embedded pipeline, with three rewards."""
+    """Two training steps on the embedded pipeline, with three rewards."""
     config = RunConfig.model_validate(
         {
             "model": {"path": MINI, "device": str(device)},
@@ -165,7 +165,7 @@ CHECKS: dict[str, Callable[[torch.device], str]] = {
 
 
 def report(outcomes: Sequence[Outcome], device: torch.device) -> str:
-    """The block to paste."""
+    """The block of text to paste."""
     passed = sum(outcome.passed for outcome in outcomes)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return "\n".join(
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         device = pick_device(parser.parse_args(arguments).device, "--device")
         if device.type not in SIZES:
-            raise InputError(f"--device: {device.type} will not do; use cuda, cuda:N or cpu")
+            raise InputError(f"--device: {device.type!r} is not supported; use cuda, cuda:N or cpu")
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

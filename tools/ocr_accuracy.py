@@ -1,7 +1,7 @@
-"""How well and how fast the readers read: `python -m tools.ocr_accuracy`.
+"""Accuracy and speed of the OCR rewards: `python -m tools.ocr_accuracy`.
 
-Phrases of one to four words are drawn at 512x512, in sizes, places and colours that vary. Each picture is scored
-for its own phrase and for one that shares no word with it. The first should be near 1 and the second near 0.
+Phrases of one to four words are drawn at 512x512, in varying sizes, places and colours. Each picture is scored for its
+own phrase and for one that shares no word with it. The first score should be near 1, the second near 0.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from marble_rl.rewards.builtin.ocr import DETECTION_SIDE, Ocr
-from marble_rl.rewards.builtin.reading import ReadingReward
 from marble_rl.rewards.builtin.tesseract import Tesseract
+from marble_rl.rewards.builtin.text_rendering import TextRenderingReward
 from marble_rl.rewards.core.base import Images, RewardBatch
 from marble_rl.types import Prompt
 
@@ -44,39 +44,39 @@ class Reading:
     right: float
     """Score for the phrase that was drawn."""
     wrong: float
-    """Score for another one."""
+    """Score for another phrase."""
     images_per_second: float
 
 
 def phrases(count: int, seed: int = 0) -> list[str]:
-    """All different, also without regard to case. Of the words, which have one case, one in four is a code."""
+    """Phrases that differ even without regard to case. One in four words is a code."""
     dice, words = random.Random(seed), WORDS.split()
-    found: dict[str, str] = {}
-    while len(found) < count:
+    distinct: dict[str, str] = {}
+    while len(distinct) < count:
         cased = dice.choice([str.upper, str.lower, str.capitalize])
         text = " ".join(
             _code(dice) if dice.random() < 0.25 else cased(dice.choice(words)) for _ in range(dice.randint(1, 4))
         )
-        found.setdefault(text.casefold(), text)
-    return list(found.values())
+        distinct.setdefault(text.casefold(), text)
+    return list(distinct.values())
 
 
 def _code(dice: random.Random) -> str:
-    """Such as 40, 1987 or B52."""
+    """A code such as 40, 1987 or B52."""
     return dice.choice(["", dice.choice("ABCDEFGHJKLMNPRSTUVWXYZ")]) + str(dice.randint(10, 2999))
 
 
 def others(texts: Sequence[str]) -> list[str]:
-    """For each phrase the next one that shares no word with it."""
+    """For each phrase, the next one that shares no word with it."""
     words = [set(text.casefold().split()) for text in texts]
     turned = [(*range(i + 1, len(texts)), *range(i)) for i in range(len(texts))]
     return [texts[next(k for k in turned[i] if not words[i] & words[k])] for i in range(len(texts))]
 
 
 def picture(text: str, dice: random.Random, side: int = SIDE, letters: int | None = None) -> Image.Image:
-    """The phrase somewhere in a square picture, half of those with several words on two lines.
+    """Draw the phrase at a random place of a square picture; half of the phrases of several words on two lines.
 
-    ``letters``: size of the font in pixels; without it, 5 to 20 % of the side. Less where the text would not fit.
+    ``letters``: size of the font in pixels, by default 5 to 20 % of the side; smaller if the text would not fit.
     """
     words = text.split()
     split = dice.randint(1, len(words) - 1) if len(words) > 1 and dice.random() < 0.5 else len(words)
@@ -99,7 +99,7 @@ def picture(text: str, dice: random.Random, side: int = SIDE, letters: int | Non
 
 
 def _colours(dice: random.Random) -> tuple[Colour, Colour]:
-    """Of the ground and of the letters; they differ in brightness by a third of the scale or more."""
+    """Colours of the background and of the letters, whose brightness differs by a third of the scale or more."""
     while True:
         ground, ink = (tuple(dice.randint(0, 255) for _ in range(3)) for _ in range(2))
         if abs(_brightness(ground) - _brightness(ink)) > 85:
@@ -111,7 +111,7 @@ def _brightness(colour: Sequence[int]) -> float:
 
 
 def _ground(colour: Colour, dice: random.Random, side: int) -> Image.Image:
-    """Plain, growing lighter or darker across the picture, or grained."""
+    """A background: plain, with a gradient of brightness, or with noise."""
     pixels = np.full((side, side, 3), colour, dtype=np.float64)
     kind = dice.choice(["plain", "shaded", "grained"])
     if kind == "shaded":
@@ -128,9 +128,9 @@ def drawn(texts: Sequence[str], seed: int = 0, side: int = SIDE, letters: int | 
 
 
 def measure(
-    reader: ReadingReward, count: int = 100, seed: int = 0, side: int = SIDE, letters: int | None = None
+    reader: TextRenderingReward, count: int = 100, seed: int = 0, side: int = SIDE, letters: int | None = None
 ) -> Reading:
-    """Of a reader that is loaded. A second is one of CPU time, the reader's child processes included."""
+    """Measure a loaded reader. Speed is in CPU time, child processes of the reader included."""
     texts = phrases(count, seed)
     images = drawn(texts, seed, side, letters)
     wrong = mean_score(reader, images, others(texts))
@@ -143,7 +143,7 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def mean_score(reader: ReadingReward, images: Images, wanted: Sequence[str]) -> float:
+def mean_score(reader: TextRenderingReward, images: Images, wanted: Sequence[str]) -> float:
     prompts = [Prompt(i, f'a poster that says "{text}"', "bench") for i, text in enumerate(wanted)]
     scores: list[float] = []
     for start in range(0, len(images), BATCH):
@@ -171,8 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except ImportError as error:
             table.add_row(name, str(error))
             continue
-        found = measure(reader, given.count, side=given.side, letters=given.letters)
-        table.add_row(name, f"{found.right:.3f}", f"{found.wrong:.3f}", f"{found.images_per_second:.1f}")
+        reading = measure(reader, given.count, side=given.side, letters=given.letters)
+        table.add_row(name, f"{reading.right:.3f}", f"{reading.wrong:.3f}", f"{reading.images_per_second:.1f}")
     Console().print(table)
 
 

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from marble_rl.config import RunConfig, load_config
     from marble_rl.gradients.accumulate import GradientAccumulator, RewardGradients, reward_gradients
     from marble_rl.gradients.fused import fuse
-    from marble_rl.losses.nft import AffineLoss, nft_loss
+    from marble_rl.losses.base import AffineLoss
+    from marble_rl.losses.nft import nft_loss
     from marble_rl.training.trainer import RunResult, Trainer
     from marble_rl.types import RewardTable
 
 _HOME = {
-    "AffineLoss": "marble_rl.losses.nft",
+    "AffineLoss": "marble_rl.losses.base",
     "Coefficients": "marble_rl.balancing.harmonizer",
     "GradientAccumulator": "marble_rl.gradients.accumulate",
     "Harmonizer": "marble_rl.balancing.harmonizer",

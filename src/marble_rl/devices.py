@@ -1,4 +1,4 @@
-"""What this process holds in memory, its own or a GPU's."""
+"""Devices by name, and how much memory this process uses on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STATUS = Path("/proc/self/status")
 
 
 def parse_device(name: str, key: str) -> torch.device:
-    """One that need not be in this machine."""
+    """A device that this machine need not have."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -24,18 +24,19 @@ def parse_device(name: str, key: str) -> torch.device:
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:
+    """A device of this machine; `auto` is CUDA if there is any, else the CPU. ``key``: the setting, for messages."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = parse_device(name, key)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"{key}: {name!r} asked for, but no CUDA device is available; use auto or cpu")
+        raise InputError(f"{key}: {name!r} given, but no CUDA device is available; use auto or cpu")
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise InputError(f"{key}: {name!r} asked for, but there are {torch.cuda.device_count()} cards; count from 0")
+        raise InputError(f"{key}: {name!r} given, but there are {torch.cuda.device_count()} GPUs, numbered from 0")
     return device
 
 
 def peak_resident() -> int:
-    """Bytes at the highest point. Linux tells a child its parent's peak as its own in getrusage; /proc does not."""
+    """Peak resident memory in bytes. On Linux getrusage reports a parent's peak for its child; /proc does not."""
     if STATUS.exists():
         return _status("VmHWM:")
     import resource
@@ -44,12 +45,12 @@ def peak_resident() -> int:
 
 
 def resident() -> int:
-    """Bytes now; where the system does not say, at the highest point so far."""
+    """Resident memory in bytes; on systems without /proc, the peak so far."""
     return _status("VmRSS:") if STATUS.exists() else peak_resident()
 
 
 def peak_bytes(device: torch.device) -> int:
-    """At the highest point so far: what torch allocated on a GPU, else what is resident."""
+    """Peak bytes so far: allocated by torch on a GPU, else resident memory of the process."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident()
 
 

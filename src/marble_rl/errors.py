@@ -11,17 +11,17 @@ class MarbleError(Exception):
 
     exit_code = 1
     shared = False
-    """Every process of a distributed run raises it, so that only the first has to tell."""
+    """Whether every rank of a distributed run raises it, so that rank 0 alone prints it."""
 
 
 class InputError(MarbleError, ValueError):
-    """Bad input, found before any model is loaded. Names the key, the value found and the fix."""
+    """Bad input, reported before any model is loaded. The message names the key, the value and the fix."""
 
     exit_code = 2
 
 
 class RunStopped(MarbleError, RuntimeError):
-    """A run that stopped itself. What was learnt up to here is in the last checkpoint."""
+    """A run that stopped itself. Its last checkpoint holds everything learnt so far."""
 
     exit_code = 3
 
@@ -31,7 +31,7 @@ class RewardFailed(RunStopped):
 
 
 class RewardExploited(RunStopped):
-    """A held-out reward fell while the trained ones rose, and the config says to stop then."""
+    """An evaluation-only reward fell while the trained ones rose, and the config says to stop then."""
 
 
 class NonFinite(RunStopped):
@@ -39,27 +39,27 @@ class NonFinite(RunStopped):
 
 
 class NonFiniteGradient(NonFinite):
-    """Found before any coefficient or weight was changed by it: the update can be left out."""
+    """A gradient was not finite. No coefficient or weight has changed yet, so the update can be skipped."""
 
 
 class OutOfMemory(RunStopped):
-    """The device or the machine has no memory left. The message names the settings that help in that stage."""
+    """Out of memory, on the device or on the host. The message names the settings that help in that stage."""
 
 
 class StorageFailed(RunStopped):
     """The disk refused a write. The last complete checkpoint is intact."""
 
 
-class LostProcess(RunStopped):
-    """Another process of a distributed run died, or did not answer in time."""
+class RankLost(RunStopped):
+    """Another rank of a distributed run died, or exceeded the timeout."""
 
 
-class ProcessFailed(MarbleError):
-    """Another process of a distributed run met an error that this package does not know."""
+class RankFailed(MarbleError):
+    """Another rank of a distributed run raised an exception that is not a `MarbleError`."""
 
 
 class Interrupted(MarbleError):
-    """SIGINT or SIGTERM, after the step under way was finished and saved."""
+    """SIGINT or SIGTERM, raised once the current step is finished and saved."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class Interrupted(MarbleError):
 
 
 def require_name(name: str, names: Sequence[str], key: str) -> None:
-    """Raise unless ``name`` is one of ``names``, proposing the nearest."""
+    """Raise unless ``name`` is one of ``names``; the message proposes the nearest."""
     if name not in names:
         raise InputError(f"{key}: unknown name {name!r}.{suggestion(name, names)} Known: {', '.join(names)}")
 

@@ -1,7 +1,6 @@
-"""Files and models of the Hugging Face hub: one way to fetch them, one way to say why they cannot be had.
+"""Files and models of the Hugging Face hub: one way to download them, one way to explain why that failed.
 
-transformers and diffusers wrap what the hub answered in an OSError of their own, so that the reason stands somewhere
-in the chain of its causes.
+transformers and diffusers wrap the hub's error in an OSError, so that the reason is somewhere in its chain of causes.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from marble_rl.errors import InputError
 
 HUB = "https://huggingface.co"
 TOKEN = "`hf auth login` or HF_TOKEN"
-PATIENCE = 3.0
-"""Seconds in which the hub should answer, where an answer is welcome but not needed."""
+REACHABLE_TIMEOUT = 3.0
+"""Seconds for `check_reachable`, where there is another way without the hub."""
 
 
 @contextmanager
 def explained(key: str, source: str, wanted: str, advice: str = "") -> Iterator[None]:
-    """Turn whatever goes wrong while ``source`` is loaded into an `InputError` that says what to do.
+    """Turn an error while ``source`` is loaded into an `InputError` that says what to do.
 
-    ``source`` is a hub id or a folder, ``wanted`` names what it should hold, and ``advice`` is said in any case.
+    ``source`` is a hub id or a folder, ``wanted`` names what it should hold, and ``advice`` ends every message.
     """
     from safetensors import SafetensorError
 
@@ -37,25 +36,26 @@ def explained(key: str, source: str, wanted: str, advice: str = "") -> Iterator[
 
 
 def download(key: str, repository: str, name: str, advice: str = "") -> Path:
-    """A file of a repository, from the cache if it is there."""
+    """The path of a file of a repository, in the hub's cache after the first download."""
     with explained(key, repository, name, advice):
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(repository, name))
 
 
-def knock() -> None:
-    """Raise ConnectionError unless the hub answers soon; its own library waits without a limit for some answers."""
+def check_reachable() -> None:
+    """Raise ConnectionError unless the hub answers within `REACHABLE_TIMEOUT`. huggingface_hub has no timeout for some
+    of its requests."""
     from huggingface_hub import constants, get_session
 
     try:
-        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception as error:  # of requests or of httpx: that depends on the version of huggingface_hub
+        get_session().head(constants.ENDPOINT, timeout=REACHABLE_TIMEOUT)
+    except Exception as error:  # from requests or httpx, depending on the version of huggingface_hub
         raise ConnectionError(f"{constants.ENDPOINT}: {error}") from error
 
 
 def looks_local(source: str) -> bool:
-    """Whether it can only be meant as a path; a hub id is `name` or `owner/name`."""
+    """Whether the text can only be a path; a hub id is `name` or `owner/name`."""
     return Path(source).is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
 
 
@@ -82,7 +82,7 @@ def _reason(error: BaseException, source: str, wanted: str) -> str:
     def among(*wanted_kinds: type[BaseException]) -> bool:
         return any(issubclass(kind, wanted_kinds) for kind in kinds)
 
-    # The order counts: a gated repository is a kind of missing one, and a file missing here a kind of missing file.
+    # The order matters: GatedRepoError is a RepositoryNotFoundError, LocalEntryNotFoundError an EntryNotFoundError.
     if among(GatedRepoError):
         return f"{source} is gated. Accept its licence at {page}, then give your token with {TOKEN}"
     if among(RepositoryNotFoundError):
@@ -104,10 +104,10 @@ def _reason(error: BaseException, source: str, wanted: str) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what led to it, latest first."""
+    """The error and its causes, the error itself first."""
     chain: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in chain:
-        chain.append(following)
-        following = following.__cause__ or following.__context__
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
     return chain

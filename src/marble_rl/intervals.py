@@ -1,14 +1,17 @@
-"""How sure a difference between two sets of weights is: the bootstrap over prompts."""
+"""How sure a mean is: its 95 % interval, by Student's t or by the bootstrap."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor
 
 RESAMPLES = 10_000
@@ -20,27 +23,39 @@ AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Mean of paired differences, with its 95 % interval."""
+class Interval:
+    """A mean, or a difference of means, with both ends of its 95 % interval."""
 
     mean: float
     low: float
     high: float
+    n: int | None = None
+    """In a comparison: the number of seeds."""
+    over: Literal["seeds", "prompts", "nothing"] | None = None
+    """In a comparison. seeds: Student's t over the means of n seeds. prompts: bootstrap over the prompts of the only
+    seed. nothing: that seed has a score of one prompt only, and there is no interval."""
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.low > 0 or self.high < 0
+        """Whether zero lies outside. Never for methods with one seed each: two trainings of one method differ, too."""
+        return self.over in (None, "seeds") and (self.low > 0 or self.high < 0)
+
+    @model_serializer(mode="wrap")
+    def _without_nulls(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in fields(self).items() if value is not None}
 
 
-def paired_difference(before: Tensor, after: Tensor, seed: int = 0) -> Difference:
+def paired_difference(before: Tensor, after: Tensor, seed: int = 0) -> Interval:
     """Mean of ``after - before`` ([n] values, one a prompt), with a percentile interval over resampled prompts."""
-    differences = (after - before).to(torch.float64).numpy()
-    return Difference(*resampled_mean(differences, seed))
+    return resampled_mean((after - before).to(torch.float64).numpy(), seed)
 
 
-def resampled_mean(values: npt.NDArray[np.float64], seed: int = 0) -> tuple[float, float, float]:
-    """Mean of [n] independent values, and both ends of its percentile interval."""
+def resampled_mean(values: npt.NDArray[np.float64], seed: int = 0) -> Interval:
+    """Mean of [n] independent values with its percentile interval, by the bootstrap."""
     dice = np.random.default_rng(seed)
     means = np.empty(RESAMPLES)
     at_once = max(1, AT_ONCE // len(values))
@@ -48,19 +63,24 @@ def resampled_mean(values: npt.NDArray[np.float64], seed: int = 0) -> tuple[floa
         part = means[start : start + at_once]
         part[:] = values[dice.integers(len(values), size=(len(part), len(values)))].mean(axis=1)
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(values.mean()), float(low), float(high)
+    return Interval(float(values.mean()), float(low), float(high))
 
 
-def student_mean(values: Sequence[float] | npt.NDArray[np.float64]) -> tuple[float, float, float]:
-    """Mean of n >= 2 values, and both ends of its interval: mean +- t(0.975, n - 1) s / sqrt(n), s their sample std."""
+def student_interval(values: Sequence[float] | npt.NDArray[np.float64]) -> Interval:
+    """Of the mean of n >= 2 values: mean +- t(0.975, n - 1) s / sqrt(n), with s their sample standard deviation."""
     n = len(values)
     mean = float(np.mean(values))
     reach = student_reach(float(np.var(values, ddof=1)) / n, n - 1)
-    return mean, mean - reach, mean + reach
+    return Interval(mean, mean - reach, mean + reach)
 
 
 def student_reach(squared_error: float, freedom: float) -> float:
     """Half the width of a 95 % interval, from the squared standard error and its degrees of freedom."""
-    from scipy.special import stdtrit  # a second to import, which no other use of a run should pay
+    return _student_quantile(freedom) * math.sqrt(squared_error)
 
-    return float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(squared_error)
+
+@functools.lru_cache
+def _student_quantile(freedom: float) -> float:
+    from scipy.stats import t  # a second to import, which commands without intervals should not pay
+
+    return float(t.ppf((1 + LEVEL) / 2, freedom))

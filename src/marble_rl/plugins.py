@@ -9,10 +9,13 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from marble_rl.errors import InputError, suggestion
-from marble_rl.section import Section
+from marble_rl.section import UNKNOWN_TYPE, Section
 
 PartT = TypeVar("PartT")
 
@@ -39,8 +42,8 @@ class Registry(Generic[PartT]):
 
     section: str
     """Name of the section, such as `balance`."""
-    kind: type[PartT]
-    """What every part is derived from."""
+    kind: Any
+    """The abstract class that every part is derived from."""
     default: str
     """`type` of a section that does not say."""
     built_in: Mapping[str, str]
@@ -58,21 +61,30 @@ class Registry(Generic[PartT]):
         part = import_path(path, key)
         if not (inspect.isclass(part) and issubclass(part, self.kind)) or inspect.isabstract(part):
             raise InputError(f"{key}: {path} is not a class derived from {self.kind.__module__}.{self.kind.__name__}")
-        return part
+        return cast("type[PartT]", part)
 
     def settings_class(self, type_name: str) -> type[Section]:
         """The config section of a part."""
         settings: type[Section] = self.find(type_name).Settings  # type: ignore[attr-defined]
         return settings
 
-    def validate(self, value: Any) -> Any:
+    def settings_for(self, tree: Any) -> type[Section]:
+        """The config section of the part that the `type` of ``tree`` names, or of the default one."""
+        type_name = tree.get("type", self.default) if isinstance(tree, Mapping) else self.default
+        if not isinstance(type_name, str):
+            raise InputError(f"{self.section}.type: expected a name, got {type_name!r}")
+        return self.settings_class(type_name)
+
+    def validate(self, value: Any, info: ValidationInfo) -> Any:
         """For pydantic: a mapping becomes the section of the part that its `type` names."""
         if not isinstance(value, Mapping):
             return value
-        type_name = value.get("type", self.default)
-        if not isinstance(type_name, str):
-            raise InputError(f"{self.section}.type: expected a name, found {type_name!r}")
-        return self.settings_class(type_name).model_validate({**value, "type": type_name})
+        try:
+            settings = self.settings_for(value)
+        except InputError as error:
+            text = str(error).removeprefix(f"{self.section}.type: ")
+            raise PydanticCustomError(UNKNOWN_TYPE, "{text}", {"text": text}) from None
+        return settings.model_validate({"type": self.default, **value}, context=info.context)
 
     def part_of(self, settings: Section) -> type[PartT]:
         """The class whose settings these are."""

@@ -1,18 +1,233 @@
-"""What every section of the config has in common."""
+"""What every section of the config has in common: its base class, its types, and how mistakes in it are explained."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PydanticUserError,
+    ValidationError,
+    ValidationInfo,
+)
+
+from marble_rl.errors import suggestion
+
+MINI = "mini"
+"""Where a config names a model, this names the one inside the package."""
+FOLDER = "folder"
+"""Key of pydantic's validation context: the folder of the config that is being loaded."""
+UNKNOWN_TYPE = "unknown_type"
+"""Pydantic's name for the error that a section's `type` names no part."""
+SHOWN = 100
+"""Characters of a value that a message shows at most."""
+
+
+class Section(BaseModel):
+    """Unknown keys are refused, and so are infinity and NaN, which JSON, the format of a saved config, does not have;
+    the docstring under a field is its description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @classmethod
+    def describing(cls, tree: Any) -> type[Section]:
+        """The section that ``tree`` is validated by: another one where this one stands for parts chosen by `type`."""
+        return cls
+
+
+SectionClass = type[Section]
+"""For sections with a field called `type`, in whose body the name means that field."""
+
+
+def _absolute_file(path: Path, info: ValidationInfo) -> Path:
+    folder = (info.context or {}).get(FOLDER)
+    return path if folder is None else (folder / path.expanduser()).resolve()
+
+
+def _absolute_model(path: str, info: ValidationInfo) -> str:
+    folder = (info.context or {}).get(FOLDER)
+    if folder is None or path == MINI:
+        return path
+    local = Path(path).expanduser()
+    for candidate in (folder / local, local):  # the current folder is where `--set` is typed
+        if candidate.exists():
+            return str(candidate.resolve())
+    return path
+
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Weights = dict[str, NonNegativeFloat]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+FilePath = Annotated[Path, AfterValidator(_absolute_file)]
+"""A file or folder on this machine. Relative ones count from the config's folder, and are made absolute when it is
+loaded."""
+ModelPath = Annotated[str, AfterValidator(_absolute_model)]
+"""A hub id, a folder or file on this machine, or `mini`. What lies in the config's folder or in the current one is made
+absolute when the config is loaded; anything else is an id on the hub."""
 
 
-class Section(BaseModel):
-    """Unknown keys are refused, and so are numbers that JSON does not have, in which a run keeps its config; the
-    docstring under a field is its description."""
+def explain(error: ValidationError, section: type[BaseModel], tree: Any, prefix: str = "") -> list[str]:
+    """One line for each mistake in ``tree``: the key, what is expected there, and what was given.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    ``prefix`` stands before each key.
+    """
+    lines = []
+    for item in error.errors():
+        location = _user_location(item["loc"], tree, item["type"] in ("missing", "value_error"))
+        if item["type"] == UNKNOWN_TYPE:
+            location = [*location, "type"]
+        key = prefix + ".".join(map(str, location))
+        lines.append(f"{key.rstrip('.') or '(top level)'}: {_mistake(item, location, section, tree)}")
+    return list(dict.fromkeys(lines))
+
+
+def _mistake(item: Mapping[str, Any], location: Sequence[int | str], root: type[BaseModel], tree: Any) -> str:
+    kind, context = item["type"], item.get("ctx", {})
+    if kind == "missing":
+        return "is missing; add it"
+    if kind == "union_tag_not_found":
+        return f"needs a `type:`, one of {context['discriminator']} values; see docs/config.md"
+    if kind == "union_tag_invalid":
+        valid = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
+        return f"unknown type {context['tag']!r}.{suggestion(str(context['tag']), valid)} Valid: {', '.join(valid)}"
+    if kind == UNKNOWN_TYPE:
+        return str(item["msg"])
+    if kind in ("value_error", "assertion_error"):  # the message of a validator
+        return str(context["error"])
+    section, field = _field_at(root, location, tree)
+    if kind == "extra_forbidden":
+        valid = list(section.model_fields)
+        near = suggestion(str(location[-1]), valid)
+        return f"unknown key {location[-1]!r}.{near} Valid: {', '.join(valid) or 'none'}"
+    expected = "expected a finite number" if kind == "finite_number" else _expected(section, field)
+    return f"{expected or item['msg']}, got {shown(item['input'])}"
+
+
+def _user_location(location: Sequence[int | str], tree: Any, last_may_be_missing: bool) -> list[int | str]:
+    """The keys as the user wrote them: pydantic inserts the names of a union's variants into the path."""
+    keys: list[int | str] = []
+    node = tree
+    for i, part in enumerate(location):
+        if _holds(node, part):
+            keys.append(part)
+            node = node[part]
+        elif last_may_be_missing and i == len(location) - 1:
+            keys.append(part)
+    return keys
+
+
+def _holds(node: Any, part: int | str) -> bool:
+    return part in node if isinstance(node, Mapping) else isinstance(node, (list, tuple)) and part in range(len(node))
+
+
+def _field_at(root: type[BaseModel], location: Sequence[int | str], tree: Any) -> tuple[type[BaseModel], list[Any]]:
+    """The innermost section on the way to ``location``, and what is left of the way from there: a field, then perhaps
+    places in its value."""
+    section, node = root, tree
+    annotation: Any = root
+    inside: list[Any] = []
+    for part in location:
+        choices = sections_in(annotation)
+        if isinstance(part, str) and choices:  # a number is an index into a list, whose annotation its items share
+            section, inside = _variant(choices, node), []
+            field = section.model_fields.get(part)
+            annotation = None if field is None else field.annotation
+        inside.append(part)
+        node = node[part] if _holds(node, part) else None
+    return section, inside
+
+
+def _variant(choices: Sequence[type[BaseModel]], node: Any) -> type[BaseModel]:
+    """Of a union's sections, the one that the `type` of ``node`` names."""
+    if len(choices) == 1:
+        (section,) = choices
+        return section.describing(node) if issubclass(section, Section) else section
+    named = [c for c in choices if node.get("type") in get_args(c.model_fields["type"].annotation)]
+    return (named or list(choices))[0]
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """The config sections that a field's type holds: none, one, or the variants of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in sections_in(argument)]
+
+
+def _expected(section: type[BaseModel], field: Sequence[Any]) -> str | None:
+    """What may stand at a place inside a section, in words; None where its schema does not say."""
+    try:
+        schema = section.model_json_schema()
+    except PydanticUserError:  # a type that JSON schemas do not know
+        return None
+    definitions = schema.get("$defs", {})
+    node: Any = schema
+    for part in field:
+        node = _resolved(node, definitions)
+        if isinstance(part, int):
+            items = node.get("prefixItems", [])
+            node = items[part] if part < len(items) else node.get("items", {})
+        else:
+            node = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
+    words = _in_words(node, definitions) if isinstance(node, dict) else ""
+    return f"expected {words}" if words else None
+
+
+def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Follow references, and the way into a value that may also be null."""
+    if "$ref" in schema:
+        return _resolved(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    filled = [variant for variant in schema.get("anyOf", ()) if variant.get("type") != "null"]
+    return _resolved(filled[0], definitions) if len(filled) == 1 else schema
+
+
+SIMPLE = {"null": "null", "boolean": "true or false", "object": "a mapping (key: value)"}
+
+
+def _in_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    if "$ref" in schema:
+        return _in_words(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    variants = schema.get("anyOf") or schema.get("oneOf")
+    if variants:
+        return " or ".join(dict.fromkeys(_in_words(variant, definitions) for variant in variants))
+    choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    if choices:
+        return ("one of " if len(choices) > 1 else "") + ", ".join(map(str, choices))
+    kind = schema.get("type")
+    if kind in ("integer", "number"):
+        return ("an integer" if kind == "integer" else "a number") + _bounds(schema)
+    if kind == "string":
+        text = "a path" if schema.get("format") == "path" else "text"
+        return text + (f" that matches {schema['pattern']}" if "pattern" in schema else "")
+    if kind == "array":
+        places = schema.get("prefixItems", [])
+        items = dict.fromkeys(_in_words(item, definitions) for item in places or [schema.get("items", {})])
+        return "a list" + (f" of {len(places)}" if places else "") + f", each {' or '.join(items)}" * any(items)
+    return SIMPLE.get(str(kind), "")
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    if {"minimum", "maximum"} <= schema.keys():
+        words = f" from {_number(schema['minimum'])} to {_number(schema['maximum'])}"
+    else:
+        named = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "of at most"}
+        named |= {"exclusiveMaximum": "below"}
+        given = [f" {word} {_number(schema[key])}" for key, word in named.items() if key in schema]
+        words = " and".join(given)
+    return words + (f", a multiple of {_number(schema['multipleOf'])}" if "multipleOf" in schema else "")
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: as JSON, cut if it is long."""
+    text = json.dumps(value, default=repr, ensure_ascii=False)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,8 +1,8 @@
 """Randomness from names, not from history.
 
 Every random number is drawn from a generator seeded by (run seed, purpose, indices). Nothing depends on how many
-numbers were drawn before, on which process draws them, or on whether the run was interrupted: that is what makes a
-resumed run the uninterrupted one, and one process equal to two.
+numbers were drawn before, on which rank draws them, or on whether the run was interrupted. So a resumed run equals the
+uninterrupted one, and two ranks compute what one does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def derive_seed(seed: int, purpose: str, *indices: int) -> int:
 
 
 def generator(seed: int, purpose: str, *indices: int) -> torch.Generator:
-    """A CPU generator for one purpose. Draw on the CPU and move: the numbers are then the same on every device."""
+    """A CPU generator for one purpose. Draw on the CPU and move the result: so it is the same for every device."""
     return torch.Generator().manual_seed(derive_seed(seed, purpose, *indices))
 
 

@@ -1,17 +1,21 @@
-"""Durable files: whole or not there at all, the same bytes for the same content."""
+"""Durable files: complete or absent after a crash, and the same bytes for the same content. `Record`: one class for one
+file."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Annotated, Any, ClassVar, TypeVar
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
@@ -19,31 +23,31 @@ from torch import Tensor
 from marble_rl.errors import InputError, StorageFailed
 
 RESUME = "continue with --resume"
-"""What helps a run whose files could not be written."""
+"""What to do once a run can write its files again."""
 
 
 @contextmanager
 def storage_errors(what: str, then: str = RESUME) -> Iterator[None]:
-    """Turn a refused write into a clean stop that says what could not be written, and what to do ``then``."""
+    """Turn a failed write into a `StorageFailed` that names ``what`` could not be written, and what to do ``then``."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
-        fix = "Free some space" if _is_full(error) else "Mend that"
+        fix = "Free some space" if _is_full(error) else "Fix that"
         raise StorageFailed(f"cannot write {what}: {reason}. {fix} and {then}") from error
 
 
 def _is_full(error: OSError | SafetensorError) -> bool:
-    numbers = (errno.ENOSPC, errno.EDQUOT)
+    full = (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, OSError):
-        return error.errno in numbers
-    return any(os.strerror(number) in str(error) for number in numbers)  # it quotes the system's words
+        return error.errno in full
+    return any(os.strerror(number) in str(error) for number in full)  # safetensors quotes the system's message
 
 
 @contextmanager
 def output_folder(out: Path) -> Iterator[None]:
-    """See that --out can be written to before the work that is to fill it. Folders created for it that stay empty,
-    because something else was wrong, are removed."""
+    """Check that --out can be written to before the work that fills it. Folders that were created for it are removed
+    if they stay empty because the work failed."""
     try:
         created = [folder for folder in (out, *out.parents) if not folder.exists()]
         out.mkdir(parents=True, exist_ok=True)
@@ -54,13 +58,13 @@ def output_folder(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # the first that is not empty
+        with suppress(OSError):  # stop at the first folder that is not empty
             for folder in created:
                 folder.rmdir()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write through a temporary name and make it durable: after a crash the file is the old one or the new one."""
+    """Write to a temporary name, sync, then rename: after a crash the file is the old one or the new one."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         with open(temporary, "wb") as file:
@@ -77,8 +81,62 @@ def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
+RecordT = TypeVar("RecordT", bound="Record")
+Maybe = Annotated[float | None, BeforeValidator(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x)]
+"""A number, or None for NaN and infinity, which JSON does not have."""
+Text = Annotated[str, BeforeValidator(lambda x: x.encode("utf-8", "replace").decode() if isinstance(x, str) else x)]
+"""Text from prompts; half a surrogate pair, which UTF-8 does not have, becomes a question mark."""
+
+
+class Record(BaseModel):
+    """Content of a JSON file that one command writes and others read, with the version of its layout.
+
+    Unknown keys are ignored, so that a file of a later version is read where it has all that this version needs.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, revalidate_instances="always")
+    kind: ClassVar[str]
+    """What the file is, as messages call it."""
+    fix: ClassVar[str]
+    """What to do where the file cannot be read."""
+
+    version: int = 1
+
+    @classmethod
+    def upgraded(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """A file from before there were versions, in the layout of version 1."""
+        return tree
+
+    @classmethod
+    def read(cls: type[RecordT], path: Path) -> RecordT:
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(tree, dict) and "version" not in tree:
+                tree = cls.upgraded(tree)
+            return cls.model_validate(tree)
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"{path} is not {cls.kind} that this version reads ({_reason(error)}). {cls.fix}"
+            ) from None
+
+    def write(self, path: Path) -> None:
+        write_json(path, self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+def _reason(error: Exception) -> str:
+    """The first thing that is wrong: a validation lists all of them, on as many lines."""
+    if not isinstance(error, ValidationError):
+        return getattr(error, "strerror", None) or str(error)
+    first = error.errors(include_url=False)[0]
+    key, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
+
+
 def sync_folder(folder: Path) -> None:
-    """Make names created in the folder durable."""
+    """Sync the folder itself, so that files created or renamed in it survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -97,7 +155,7 @@ def file_digest(path: Path) -> str:
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors with metadata; equal content gives equal bytes.
 
-    The library writes metadata keys in an order that changes from process to process, so the header (8 bytes of
+    The safetensors library writes metadata keys in an order that differs between processes, so the header (8 bytes of
     length, then JSON padded with spaces) is rebuilt here with sorted keys.
     """
     data = save({name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())})

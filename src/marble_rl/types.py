@@ -16,11 +16,11 @@ from torch import Tensor
 ConditioningT = TypeVar("ConditioningT", bound="Conditioning")
 
 Metrics = dict[str, float]
-"""Figures of one optimizer step, by key (docs/metrics.md)."""
+"""The metrics of one optimizer step, by key (docs/metrics.md)."""
 Media = Literal["image", "video"]
 
 HALVES = 2
-"""The prompt groups of an update are kept apart in two halves, whose gradients are independent."""
+"""The prompt groups of an update are divided into two halves, whose gradients are independent."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Prompt:
     """One line of a prompt file."""
 
     index: int
-    """Position in the whole prompt set: the key of its group. Two prompts with the same text stay two prompts."""
+    """Position in the whole prompt set, which identifies its group. Two prompts with the same text stay distinct."""
     text: str
     source: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     rewards: frozenset[str] | None = None
-    """Names of the rewards that apply, as the prompt file says; None leaves it to the rewards."""
+    """Names of the rewards that apply, if the prompt file lists them; None leaves the decision to each reward."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What a model needs to know of the prompts: tensors whose leading dimension is the sample."""
+    """A model's encoding of the prompts: tensors whose leading dimension is the sample."""
 
     def rows(self: ConditioningT, index: Tensor | slice) -> ConditioningT:
         return self._map(lambda x: x[index])
@@ -63,12 +63,12 @@ class Conditioning:
         return self._map(lambda x: x.to(device))
 
     def trimmed(self: ConditioningT) -> ConditioningT:
-        """Without what no row of it needs, such as padding; for one forward pass."""
+        """Without what no row needs, such as padding; for one forward pass."""
         return self
 
     @property
     def bytes(self) -> int:
-        """In memory."""
+        """Size in memory."""
         tensors = [getattr(self, f.name) for f in dataclasses.fields(self)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
@@ -85,30 +85,30 @@ class Conditioning:
 class Rollout:
     """Images of the old policy, in the order of their groups: sample s of the i-th group is row i * S + s.
 
-    Of a rollout that several processes share, each holds its own groups; the table of all scores has the samples of
-    all groups, in slot order.
+    Each of several ranks holds the groups that it sampled; the table of all scores has the samples of all groups, in
+    slot order.
     """
 
     groups: tuple[Group, ...]
-    """Those sampled here, in slot order"""
+    """The groups sampled on this rank, in slot order"""
     drawn: tuple[Group, ...]
     """All groups of the rollout, in slot order"""
     group_size: int
     x0: Tensor
-    """[N, C, H, W] clean latents, of videos [N, C, F, H, W]"""
+    """[N, C, H, W] clean latents; for videos [N, C, F, H, W]"""
     images: Tensor
-    """[N, H, W, 3] uint8 on the CPU, videos [N, F, H, W, 3]"""
+    """[N, H, W, 3] uint8 on the CPU; for videos [N, F, H, W, 3]"""
     conditioning: Conditioning
-    """Leading dimension G: one row a group."""
+    """Leading dimension G: one row per group."""
     sigmas: Tensor
-    """[T + 1] the noise levels sampled with, descending, the last one 0"""
+    """[T + 1] noise levels of the sampling steps, descending, the last one 0"""
 
     def update_rows(self, update: int) -> range:
-        """The rows here that the rollout's ``update``-th optimizer update trains on (they stand together)."""
+        """The rows of this rank that the rollout's ``update``-th optimizer update trains on (they are consecutive)."""
         return self._rows([i for i, group in enumerate(self.groups) if group.update == update])
 
     def table_rows(self, update: int, everyone: bool = False) -> range:
-        """The same samples, or those of all processes, as rows of the table of all scores."""
+        """The same samples, or with ``everyone`` those of all ranks, as rows of the table of all scores."""
         return self._rows([group.slot for group in (self.drawn if everyone else self.groups) if group.update == update])
 
     def _rows(self, groups: Sequence[int]) -> range:
@@ -126,7 +126,7 @@ class RewardTable:
     """[N, K] bool"""
 
     def columns(self, names: Sequence[str]) -> RewardTable:
-        """Of these rewards alone."""
+        """The table of these rewards alone."""
         chosen = [self.names.index(name) for name in names]
         return RewardTable(tuple(names), self.values[:, chosen], self.applicable[:, chosen])
 
@@ -134,7 +134,7 @@ class RewardTable:
         return RewardTable(self.names, self.values[rows], self.applicable[rows])
 
     def mean(self, name: str) -> float | None:
-        """Mean over the samples that the reward applies to; None where there are none."""
+        """Mean over the samples that the reward applies to; None if there are none."""
         column = self.names.index(name)
         scores = self.values[self.applicable[:, column], column]
         return float(scores.mean()) if len(scores) else None

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from marble_rl.charts.drawing import Line, Reference, curves, forest, spread
 from marble_rl.charts.style import LIGHT, styled
-from marble_rl.intervals import Difference
+from marble_rl.intervals import Interval
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [-5, -4.9], [1e-9, 2e-9], [1e9, -1e9], [0.1, 1e5], [1e-300, 0.0]])
@@ -74,7 +74,7 @@ def test_a_curve_has_its_band_its_colour_and_its_reference() -> None:
 def test_a_row_without_an_interval_keeps_its_place() -> None:
     with styled():
         axes = Figure().subplots()
-        forest(axes, [("one", None, "r0"), ("two", Difference(0.5, 0.4, 0.6), "r1")])
+        forest(axes, [("one", None, "r0"), ("two", Interval(0.5, 0.4, 0.6), "r1")])
         names = [label.get_text() for label in axes.get_yticklabels()]
         whisker, dot = axes.lines[:2]
     assert names == ["one", "two"]

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from marble_rl.charts.drawing import Line, Reference, curves, forest, matrix
 from marble_rl.charts.svg import sheet
-from marble_rl.intervals import Difference
+from marble_rl.intervals import Interval
 
 HOSTILE = ["<script>alert(1)</script>", "\"quoted\" & 'single'", "$x_1^2$ and $", "\\frac{a}{b} {{x}}", "emoji 🪀 Ünï"]
 
@@ -85,8 +85,8 @@ def test_the_readers_own_settings_change_nothing() -> None:
 def test_all_labels_lie_inside(width: float) -> None:
     with sheet(width, 100.0) as page:
         rows = [
-            ("a name of twenty-two ch", Difference(-12345.0, -123456.0, 1.0), "r0"),
-            ("b", Difference(0, 0, 0), "r1"),
+            ("a name of twenty-two ch", Interval(-12345.0, -123456.0, 1.0), "r0"),
+            ("b", Interval(0, 0, 0), "r1"),
         ]
         forest(page.axes, rows)
         page.fit()

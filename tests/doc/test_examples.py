@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from marble_rl import load_config
-from marble_rl.balancing.balancers import build_balancer
 from marble_rl.evaluation.evaluate import Evaluation
-from marble_rl.evaluation.report import EvaluationReport
+from marble_rl.evaluation.report import score_record
 from marble_rl.prompts import read_prompt_file
 from marble_rl.rewards.core.base import FunctionReward, RewardBatch
 from marble_rl.types import Prompt, RewardTable
-from runs import train
+from runs import train, write_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
@@ -46,7 +45,7 @@ def python_blocks(page: Path) -> list[tuple[int, str]]:
 def run(page: Path, line: int, code: str) -> dict[str, Any]:
     """Execute a block once, in a namespace of its own; a traceback shows the page's own line numbers."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    exec(compile("\n" * (line - 1) + code, str(page), "exec", dont_inherit=True), namespace)
     return namespace
 
 
@@ -77,7 +76,7 @@ def test_harmonizer_examples_improve_every_reward(index: int) -> None:
 
 def test_reward_of_the_tutorial_scores_what_it_says() -> None:
     page = ROOT / "docs" / "adding_a_reward.md"
-    ((line, code),) = python_blocks(page)
+    _, (line, code) = python_blocks(page)
     reward = FunctionReward(run(page, line, code)["symmetry"])
     half = np.random.default_rng(0).integers(0, 256, size=(8, 4, 3), dtype=np.uint8)
     mirrored = np.concatenate([half, half[:, ::-1]], axis=1)
@@ -86,6 +85,42 @@ def test_reward_of_the_tutorial_scores_what_it_says() -> None:
     symmetric, asymmetric = reward.score(RewardBatch(np.stack([mirrored, lopsided]), [prompt, prompt]))
     assert symmetric == 0.0
     assert -1.0 <= asymmetric < -0.1
+
+
+@pytest.mark.parametrize(
+    ("page", "block", "settings"),
+    [
+        ("adding_a_rule.md", 0, {"balance": {"type": "part_0:Lagging", "power": 2.0}}),
+        ("adding_a_rule.md", 1, {"balance": {"type": "part_1:MedianLength"}}),
+        ("adding_a_loss.md", 0, {"loss": {"type": "part_2:Awm", "timesteps_per_sample": 1}}),
+    ],
+    ids=["rule", "rule with gradients", "loss"],
+)
+def test_the_rules_and_the_loss_of_the_tutorials_train(
+    tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, block: int, settings: dict[str, Any]
+) -> None:
+    ((section, values),) = settings.items()
+    code = [found["code"] for found in BLOCK.finditer((ROOT / "docs" / page).read_text(encoding="utf-8"))][block]
+    (tmp_path / f"{values['type'].partition(':')[0]}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = write_config(tmp_path / "config.yaml", tiny_sd3, **settings)
+    train(config, tmp_path / "run", "--set", "trainer.steps=2")
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert section in (tmp_path / "run" / "config.json").read_text()
+
+
+def test_the_reward_with_a_path_scores_what_it_says(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "adding_a_reward.md"
+    (line, code), _ = python_blocks(page)
+    (tmp_path / "palette.txt").write_text("255 0 0\n0 0 255\n")
+    reward = run(page, line, code)["Palette"](palette=tmp_path / "palette.txt")
+    reward.load(torch.device("cpu"))
+    images = np.zeros((2, 8, 8, 3), dtype=np.uint8)
+    images[0, ..., 2] = 255
+    prompt = Prompt(0, "a kite", "things")
+    blue, black = reward.score(RewardBatch(images, [prompt, prompt]))
+    assert blue == 1.0
+    assert black == pytest.approx(np.exp(-255 / 64))
 
 
 def test_geneval_score_of_the_prompts_page_is_the_mean_over_tasks(tmp_path: Path) -> None:
@@ -99,8 +134,7 @@ def test_geneval_score_of_the_prompts_page_is_the_mean_over_tasks(tmp_path: Path
     scores = torch.tensor([[1.0], [1.0], [1.0], [0.0], [0.0], [0.0]])  # two images of each prompt
     table = RewardTable(("geneval",), scores, torch.ones_like(scores, dtype=torch.bool))
     result = Evaluation(prompts, 2, table)
-    report = EvaluationReport({"ema": result}, None, frozenset(), tmp_path)
-    (tmp_path / "scores.json").write_text(json.dumps(report.to_json()))
+    score_record({"ema": result}, None, []).write(tmp_path / "scores.json")
     found = run(page, line, code)["geneval_by_task"](tmp_path / "scores.json", tmp_path / "evaluation_metadata.jsonl")
     assert found == {"colors": 1.0, "counting": 0.25, "overall": 0.625}
 
@@ -111,7 +145,7 @@ def test_geneval_score_of_the_prompts_page_is_the_mean_over_tasks(tmp_path: Path
 def test_train_command_is_a_valid_config(page: Path, arguments: list[str]) -> None:
     config, *rest = arguments
     overrides = [rest[i + 1] for i, word in enumerate(rest) if word == "--set"]
-    build_balancer(load_config(ROOT / config, overrides))
+    load_config(ROOT / config, overrides)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from marble_rl import Harmonizer
-from marble_rl.balancing.harmonizer import common_direction
+from marble_rl.balancing.direction import common_direction
+from marble_rl.balancing.marble import Marble, MarbleSettings
 from marble_rl.config.run import OptimizerConfig
 from marble_rl.gradients.accumulate import GradientAccumulator, RewardGradients
 from marble_rl.gradients.metric import Metric, gram, half_products
@@ -19,9 +19,9 @@ from marble_rl.models import load_model
 from marble_rl.models.lora import LoraPolicy
 from marble_rl.models.settings import LoraConfig
 from marble_rl.rollout.settings import OldPolicyConfig
-from marble_rl.training.harmony import SignalTracker
+from marble_rl.training.harmony import Signal
+from marble_rl.training.loss_scale import unscaled
 from marble_rl.training.metrics import refresh_metrics
-from marble_rl.training.precision import unscaled
 from marble_rl.training.update import Updater
 from reference import cosine
 
@@ -110,9 +110,11 @@ def test_the_log_tells_both_metrics_apart() -> None:
     found = accumulated()
     assert found.in_metric is not None
     names = ("a", "b", "c")
-    harmonizer = Harmonizer(names)
-    made = harmonizer.refresh(found.in_metric.gram[:K, :K])
-    logged = refresh_metrics(names, found, made, SignalTracker(K), harmonizer.weights_for)
+    rule = Marble(MarbleSettings(metric="adam"), names, adv_clip=5.0, seed=0)
+    made = rule.weigh(0, found.first(K))
+    assert found.half_gram is not None
+    signal = Signal.unknown(K).after(found.gram[:K, :K], found.half_gram[:, :, :K, :K])
+    logged = refresh_metrics(names, found, made, signal, rule.weights_for)
     assert logged["metric_harmony/min_cos"] == pytest.approx(logged["qp/norm"], rel=1e-9)
 
     expected = dense()
@@ -129,7 +131,7 @@ def test_the_log_tells_both_metrics_apart() -> None:
         cosines.append(float((halves[other, one, :K, :K] @ w / lengths).min()))
     assert logged["metric_heldout/min_cos"] == pytest.approx(np.mean(cosines), rel=1e-9)
 
-    plain = refresh_metrics(names, replace(found, in_metric=None), made, SignalTracker(K), harmonizer.weights_for)
+    plain = refresh_metrics(names, replace(found, in_metric=None), made, signal, rule.weights_for)
     assert {key.replace("metric_", "") for key in logged} == plain.keys()
     for key in ("grad_norm/a", "signal/b", "ws_harmony/min_cos", "ws_heldout/min_cos"):
         assert logged[key] == plain[key]

@@ -7,39 +7,51 @@ from pathlib import Path
 
 from PIL import Image
 
+from marble_rl.compare.job_result import JobResult
+from marble_rl.compare.table import Comparison, Hole, Row
+from marble_rl.intervals import Interval
+from marble_rl.runs.scores import ImageScores, KeptPicture, Scores, WeightsScores
 
-def _row(method: str, level: float, seeds: list[int], differences: tuple[float, ...] = ()) -> dict[str, object]:
-    def interval(mean: float) -> dict[str, object]:
-        return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": len(seeds), "over": "seeds"}
+
+def _row(method: str, level: float, seeds: list[int], differences: tuple[float, ...] = ()) -> Row:
+    def interval(mean: float) -> Interval:
+        return Interval(mean, mean - 0.1, mean + 0.1, len(seeds), "seeds")
 
     names = ["ocr", "taste", "composite"]
-    return {
-        "method": method,
-        "about": f"about {method}",
-        "seeds": seeds,
-        "figures": {name: interval(level) for name in names},
-        "differences": {name: interval(mean) for name, mean in zip(names, differences, strict=False)},
-        "train_seconds": 60.0,
-        "training": {"heldout/min_cos": 0.125} if method == "marble" else {},
-    }
+    return Row(
+        method=method,
+        about=f"about {method}",
+        overrides=[],
+        seeds=seeds,
+        figures={name: interval(level) for name in names},
+        z={"ocr": level, "taste": level},
+        differences={name: interval(mean) for name, mean in zip(names, differences, strict=False)},
+        steps=60,
+        images_per_step=96,
+        train_seconds=60.0,
+        seconds_per_step=1.0,
+        training={"heldout/min_cos": 0.125} if method == "marble" else {},
+    )
 
 
 def write_comparison(folder: Path) -> Path:
-    tree = {
-        "rewards": ["ocr", "taste"],
-        "held_out": ["taste"],
-        "against": "weighted_sum",
-        "rows": [
-            _row("weighted_sum", 0.5, [0, 1]),
-            _row("marble", 0.9, [0, 1], (0.4, -0.4, 0.0)),
-            _row("<i>", 0.1, [0], (0.0,)),
-        ],
-        "holes": [{"method": "gdpo", "seed": 3, "stage": "train", "exit_code": 3, "last_line": "<b>full</b>"}],
-        "prompts": 8,
-        "images_per_prompt": 2,
-        "claims": [{"claim": "It beats <i>", "paper": "+1 < +2", "verdict": "not confirmed", "text": "0 & 1"}],
-    }
-    (folder / "compare.json").write_text(json.dumps(tree))
+    rows = [
+        _row("weighted_sum", 0.5, [0, 1]),
+        _row("marble", 0.9, [0, 1], (0.4, -0.4, 0.0)),
+        _row("<i>", 0.1, [0], (0.0,)),
+    ]
+    Comparison(
+        rewards=["ocr", "taste"],
+        held_out=["taste"],
+        left_out=[],
+        against="weighted_sum",
+        rows=rows,
+        holes=[Hole("gdpo", 3, "train", 3, "<b>full</b>")],
+        prompts=8,
+        prompts_are="held-out",
+        images_per_prompt=2,
+        versions=[],
+    ).write(folder / "compare.json")
     return folder
 
 
@@ -53,14 +65,21 @@ def write_jobs(folder: Path) -> None:
         (job / "evaluation" / "images").mkdir(parents=True)
         Image.new("RGB", (64, 64), (40 * seed, 90, 160)).save(job / "evaluation" / "images" / "0-ema.webp")
         given = {"ocr": 0.5, "taste": 4.0}
-        image = {"source": "signs", "index": 0, "prompt": "a <sign> that says hello", "scores": given}
-        scores = {
-            "step": 6,
-            "held_out_rewards": ["taste"],
-            "weights": {"ema": {"means": given, "images": [image]}},
-            "differences": {},
-            "pictures": [{"row": 0, "files": {"ema": "images/0-ema.webp"}}],
-        }
-        (job / "evaluation" / "scores.json").write_text(json.dumps(scores))
-        result = {"method": method, "seed": seed, "failed": None, "config": {"balance": {"type": method}}}
-        job.with_suffix(".json").write_text(json.dumps(result))
+        image = ImageScores("a <sign> that says hello", "signs", 0, 0, dict(given))
+        Scores(
+            step=6,
+            held_out_rewards=["taste"],
+            differences={},
+            pictures=[KeptPicture(0, {"ema": "images/0-ema.webp"})],
+            weights={"ema": WeightsScores(given, [image])},
+        ).write(job / "evaluation" / "scores.json")
+        JobResult(
+            method=method,
+            about=f"about {method}",
+            seed=seed,
+            overrides=[],
+            config={"balance": {"type": method}},
+            config_hash="",
+            versions={},
+            failed=None,
+        ).write(job.with_suffix(".json"))

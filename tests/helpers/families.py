@@ -16,7 +16,7 @@ from torch import Tensor
 from marble_rl.config import load_config
 from marble_rl.inference.export import export_lora
 from marble_rl.inference.opening import Opened, sample_images
-from marble_rl.losses.settings import LossConfig
+from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.models import load_model
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
@@ -26,8 +26,8 @@ from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rollout.rollout import roll_out, sample
 from marble_rl.rollout.settings import RolloutConfig
 from marble_rl.training.batch import training_batch
-from marble_rl.training.policy_gradients import policy_gradients
 from runs import write_config
+from stages import policy_gradients
 
 PROMPTS = ["a cup", "two red hats"]
 STEPS = 3
@@ -186,12 +186,12 @@ def assert_fused_gradients_are_those_of_one_pass_each(family: Family, folder: Pa
     config = RolloutConfig(groups=4, group_size=2, steps=STEPS, **family.size)
     rollout = roll_out(model, policy, PromptCache(model), prompts.draw(0, 0, 4), config, seed=0, index=0)
     assert rollout.images.shape[1:] == (*([] if family.frames is None else [family.frames]), HEIGHT, WIDTH, 3)
-    batch = training_batch(rollout, 0, LossConfig(timesteps_per_sample=1), seed=5, step=9)
+    batch = training_batch(rollout, 0, Nft(NftSettings(timesteps_per_sample=1)), seed=5, step=9)
     columns = torch.randn(8, 3, generator=torch.Generator().manual_seed(3))
 
     def gradients(method: Any) -> Any:
         settings = {"per_column": True, "micro_batch": 3, "method": method, "verify": method == "fused"}
-        return policy_gradients(model, policy, batch, columns, LossConfig(kl_weight=0.1), **settings).gradients
+        return policy_gradients(model, policy, batch, columns, NftSettings(kl_weight=0.1), **settings).gradients
 
     fused, passes = gradients("fused"), gradients("passes")
     assert fused.by_passes == ()

@@ -44,6 +44,8 @@ class After:
             raise RuntimeError("the reward model fell over")
         if self.what == "exit":
             sys.exit(1)
+        if self.what == "die":
+            os._exit(1)
         if self.what == "cancel":
             raise asyncio.CancelledError("cancelled")
         if self.what == "interrupt":

@@ -62,8 +62,8 @@ def test_help_promises_what_is_so() -> None:
     """As plain diffusers draws only with its own solver; exports are of adapters."""
     helps = [marble(command, "--help").out.replace("│", " ") for command in ("sample", "export")]
     sample, export = (" ".join(text.split()) for text in helps)
-    assert "With --solver euler they are those of plain diffusers called as the export's README.md says" in sample
-    assert "new ones are numbered on" in sample
+    assert "With --solver euler they equal those of plain diffusers, called as in the export's README.md" in sample
+    assert "ones get a number" in sample
     assert "ema, default (as trained last) or old (sampling policy)." in export
     assert "or base" not in export
 

@@ -76,11 +76,9 @@ def test_uniform_stage_from_the_start_is_fixed_uniform(config_file: Path, tmp_pa
 BALANCES: dict[str, dict[str, Any]] = {
     "marble": {"type": "marble", "refresh_every": 2},
     "solved in every step": {"type": "marble", "refresh_every": 1},
-    "without normalisation": {"type": "marble", "refresh_every": 2, "normalize": False},
-    "averaged products": {"type": "marble", "refresh_every": 2, "smooth": "gram"},
+    "without normalisation": {"type": "marble_no_norm", "refresh_every": 2},
     "divided by norms": {"type": "marble", "refresh_every": 2, "apply": "alpha_over_norm"},
-    "unit gradients, equal": {"type": "marble", "refresh_every": 2, "solver": "equal", "apply": "alpha_over_norm"},
-    "noise-aware": {"type": "marble", "refresh_every": 2, "smooth": "gram", "solver": "noise_aware"},
+    "unit gradients, equal": {"type": "unit_mean", "refresh_every": 2},
     "Adam's metric": {"type": "marble", "refresh_every": 2, "metric": "adam"},
     "late uniform stage": {"type": "marble", "refresh_every": 2, "uniform_after": 3},
     "weighted sum": {"type": "weighted_sum"},

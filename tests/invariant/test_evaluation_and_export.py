@@ -190,7 +190,7 @@ def test_a_damaged_card_is_bad_input(lora: Path, tmp_path: Path, card: str) -> N
     outcome = marble("sample", tmp_path / "lora", "--prompt", "x", "--out", tmp_path / "out")
     assert outcome.code == 2, outcome.err
     assert "marble.json" in outcome.err
-    assert "mend or delete" in outcome.err
+    assert "fix the file or delete it" in outcome.err
 
 
 def test_a_device_that_is_not_there_is_named_by_its_option(run: Path, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_weights_that_will_not_do_are_refused_before_the_first_are_evaluated(
     both = ("--weights", "given", "--weights", "base")
     outcome = marble("evaluate", lora, "--config", config_file, *both, "--out", tmp_path / "out")
     assert outcome.code == 2
-    assert "'base' will not do for a LoRA of text encoders" in outcome.err
+    assert "'base' is not possible for a LoRA of text encoders" in outcome.err
     assert evaluated == []
 
 
@@ -227,12 +227,12 @@ def test_options_that_do_not_apply_are_refused(run: Path, lora: Path, tiny_sd3: 
         (sample, lora, "--step", 3, "a LoRA, which has no checkpoints; leave it out"),
         (sample, tiny_sd3, "--step", 3, "a pipeline, which has no checkpoints; leave it out"),
         (sample, tiny_sd3, "--weights", "base", "a pipeline; leave it out"),
-        (sample, tiny_sd3, "--model", "mini", "a pipeline, which says its own; leave it out"),
-        (sample, run, "--model", "mini", "a run, which says its own; leave it out"),
+        (sample, tiny_sd3, "--model", "mini", "a pipeline, which names its model; leave it out"),
+        (sample, run, "--model", "mini", "a run, which names its model; leave it out"),
         (sample, run, "--weights", "given", "a run; use one of ema, default, old, base"),
         (evaluate, tiny_sd3, "--weights", "base", "a pipeline; leave it out"),
         (evaluate, lora, "--step", 3, "a LoRA, which has no checkpoints; leave it out"),
-        (evaluate, run, "--model", "mini", "a run, which says its own; leave it out"),
+        (evaluate, run, "--model", "mini", "a run, which names its model; leave it out"),
         (evaluate, run, "--set", "model.path=mini", "a run, is evaluated with its own model.path"),
         (evaluate, run, "--set", "model.text_length=8", "a run, is evaluated with its own model.text_length"),
         (evaluate, run, "--set", "model.device=cpu", "give --device"),
@@ -364,7 +364,7 @@ def test_a_run_without_or_with_a_broken_evaluation(run: Path, tmp_path: Path) ->
     (tmp_path / "run" / "evaluation" / "scores.json").write_text("{}")
     broken = marble("export", tmp_path / "run", "--out", tmp_path / "broken")
     assert broken.code == 2
-    assert "is not an evaluation" in broken.err
+    assert "is not an evaluation that this version reads" in broken.err
 
 
 def test_export_refuses_to_overwrite(run: Path, tmp_path: Path) -> None:
@@ -542,10 +542,10 @@ def test_an_evaluation_takes_the_place_of_its_own_pictures_only(
     assert kept() == first
     (tmp_path / "images" / "mine.webp").touch()
     with monkeypatch.context() as broken:
-        broken.setattr("marble_rl.evaluation.report.write_json", lambda *_: os.stat(tmp_path / "nowhere"))
+        broken.setattr("marble_rl.storage.write_json", lambda *_: os.stat(tmp_path / "nowhere"))
         outcome = marble(*given, "--weights", "old")
     assert outcome.code == 3
-    assert outcome.err.strip().endswith("Mend that and evaluate again")
+    assert outcome.err.strip().endswith("Fix that and evaluate again")
     assert kept() >= first == listed()
     assert marble(*given, "--weights", "old").code == 0
     assert kept() == {*listed(), "images/mine.webp"}

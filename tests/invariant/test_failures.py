@@ -13,7 +13,7 @@ import torch
 from marble_rl.config import load_config
 from marble_rl.distributed.world import World
 from marble_rl.models.lora import LoraPolicy
-from marble_rl.training.policy_gradients import policy_gradients
+from marble_rl.training.policy_gradients import GradientStage
 from marble_rl.training.trainer import Trainer
 from marble_rl.training.update import Updater
 from runs import base_config, lora_bytes, marble, metrics, start, train, write_config
@@ -93,13 +93,17 @@ def starved(real: Callable[..., Any], call: int) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("balance", "place", "real"),
     [
-        ("{type: min_variance}", "marble_rl.training.learner.policy_gradients", policy_gradients),
+        (
+            "{type: min_variance}",
+            "marble_rl.training.policy_gradients.GradientStage.combined",
+            GradientStage.combined,
+        ),
         (
             "{type: marble, refresh_every: 3, apply: alpha_over_norm}",
             "marble_rl.training.update.Updater.apply",
             Updater.apply,
         ),
-        ("{type: marble, refresh_every: 3, smooth: gram}", "marble_rl.training.update.Updater.apply", Updater.apply),
+        ("{type: unit_mean, refresh_every: 3}", "marble_rl.training.update.Updater.apply", Updater.apply),
     ],
 )
 def test_a_step_that_failed_before_its_update_has_moved_nothing(

@@ -13,10 +13,10 @@ import torch
 
 import families
 from marble_rl import load_config
-from marble_rl.balancing.settings import MarbleBalance
+from marble_rl.balancing.marble import MarbleSettings
 from marble_rl.config.run import AdvantagesConfig, EvaluationConfig, OptimizerConfig
 from marble_rl.inference.opening import open_target
-from marble_rl.losses.settings import LossConfig
+from marble_rl.losses.nft import NftSettings
 from marble_rl.models.settings import LoraConfig
 from marble_rl.models.tiny import BUILDERS
 from marble_rl.rollout.settings import RolloutConfig
@@ -110,9 +110,9 @@ def test_the_paper_s_recipe_has_the_paper_s_settings() -> None:
     assert config.rollout == RolloutConfig(**size)
     assert (config.rollout.groups, config.rollout.group_size, config.rollout.steps) == (48, 24, 25)
     assert config.lora == LoraConfig(rank=32, alpha=64)
-    assert config.loss == LossConfig(beta=0.1, adv_clip=5, kl_weight=1e-4, timestep_fraction=0.99)
+    assert config.loss == NftSettings(beta=0.1, adv_clip=5, kl_weight=1e-4, timestep_fraction=0.99)
     assert config.advantages == AdvantagesConfig(std="group")
-    assert config.balance == MarbleBalance(refresh_every=10, ema_decay=0.7, uniform_after=900)
+    assert config.balance == MarbleSettings(refresh_every=10, ema_decay=0.7, uniform_after=900)
     assert config.optimizer == OptimizerConfig(
         lr=3e-4, betas=(0.9, 0.999), weight_decay=1e-4, grad_clip=1, ema_decay=0.9
     )

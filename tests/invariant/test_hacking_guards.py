@@ -52,7 +52,7 @@ def test_a_reward_that_is_off_is_not_scored(tiny_sd3: Path, tmp_path: Path) -> N
         tmp_path / "run",
         *("--resume", "--set", "trainer.steps=8", "--set", "balance.refresh_every=1"),
     )
-    assert "not the run that was begun" in outcome.err
+    assert "the run differs from the one that was started" in outcome.err
     assert "reward/bright" not in metrics(tmp_path / "run")[-1]
 
 
@@ -114,7 +114,7 @@ def test_a_watched_reward_is_logged_once_a_rollout(tiny_sd3: Path, tmp_path: Pat
         ({"held_out": True, "watch": {"windows": 3}}, "Did you mean 'window'?"),
         ({"held_out": True, "watch": {"window": 1}}, "rewards.1.watch.window"),
         ({"precision": "int8"}, "rewards.1.precision"),
-        ({"device": "cuda:77"}, "rewards (bright).device: 'cuda:77' asked for, but no CUDA device"),
+        ({"device": "cuda:77"}, "rewards (bright).device: 'cuda:77' given, but no CUDA device"),
     ],
 )
 def test_bad_settings_are_refused(tiny_sd3: Path, tmp_path: Path, changes: dict[str, Any], says: str) -> None:

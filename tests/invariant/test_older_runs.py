@@ -72,7 +72,7 @@ def test_a_key_that_is_not_known_is_named_with_the_version(run: Path, made: Path
     outcome = marble(*commands(run, made)[command])
     assert outcome.code == 2
     said = (str(run), f"({__version__})", "marble 9.8.7 made the run", "balance.temperature: unknown key 'temperature'")
-    for text in (*said, "Use the version that made it, or mend the key in config.json"):
+    for text in (*said, "Use the version that made it, or fix the key in config.json"):
         assert text in outcome.err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
@@ -102,7 +102,7 @@ def test_state_that_lacks_is_named(run: Path, made: Path, command: str) -> None:
     edit_checkpoints(run, "state.json", lambda f: edit(f, lambda tree: tree.pop("balancer")), None)
     outcome = marble(*commands(run, made)[command])
     assert outcome.code == 2
-    assert f"{run}: the state of its checkpoint of step 4, written by a marble that left no number" in outcome.err
+    assert f"{run}: the state of its checkpoint of step 4, written by an unknown version of marble" in outcome.err
     assert f"has no 'balancer'. This is marble {__version__}; use the version that made the run" in outcome.err
     assert lora_bytes(run) == lora_bytes(made / "run")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,33 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+import reward_servers
 from marble_rl.rewards.core.registry import build_rewards
-from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
-from marble_rl.rewards.remote.server import Limits, RewardsServer
 from runs import base_config, lora_bytes, marble, metrics, start, train, write_config
 
 
-class Mortal(RewardsServer):
-    """Hangs up on everybody once it has scored so many batches."""
-
-    dies_after = math.inf
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        return sum(served.called.counts.calls for served in self.rewards.values()) < self.dies_after
-
-
 @contextmanager
-def serving(rewards: list[dict[str, Any]], dies_after: float = math.inf) -> Iterator[str]:
-    server = Mortal("127.0.0.1", 0, None, Limits())
-    server.dies_after = dies_after
-    configs = [RewardConfig(**reward) for reward in rewards]
-    server.start(Scorer(configs, build_rewards(configs)))
-    try:
-        yield server.url
-    finally:
-        server.stop()
+def serving(rewards: list[dict[str, Any]]) -> Iterator[str]:
+    with reward_servers.serving(build_rewards([RewardConfig(**reward) for reward in rewards])) as url:
+        yield url
 
 
 def remote_config(path: Path, model: Path, *urls: str) -> Path:
@@ -57,7 +41,7 @@ def test_served_rewards_train_the_same_weights_and_may_move(tiny_sd3: Path, tmp_
     gone = marble("train", tmp_path / "c.yaml", "--out", run, "--resume", "--set", steps(4))
     assert gone.code == 2
     assert a in gone.err
-    assert "ConnectionRefusedError" in gone.err
+    assert "Connection refused" in gone.err
 
     with serving(rewards) as c:
         train(remote_config(tmp_path / "c.yaml", tiny_sd3, c), run, "--resume", "--set", steps(4))
@@ -67,10 +51,19 @@ def test_served_rewards_train_the_same_weights_and_may_move(tiny_sd3: Path, tmp_
 
 def test_a_server_that_dies_stops_the_run_with_everything_saved(tiny_sd3: Path, tmp_path: Path) -> None:
     """Exit code 3, no made-up score; another server, and the run is the uninterrupted one."""
-    rewards = base_config(tiny_sd3)["rewards"]
+    kind = "rewards_for_tests:After"
+    rewards = [
+        {"name": "small", "type": "jpeg_compressibility"},
+        {"name": "bright", "type": kind, "params": {"what": "nothing", "calls": 0}},
+        {"name": "colour", "type": "colour"},
+    ]
+    mortal = [rewards[0], {"name": "bright", "type": kind, "params": {"what": "die", "calls": 5}}, rewards[2]]
+    served = tmp_path / "served.yaml"
+    served.write_text(yaml.safe_dump({"rewards": mortal}))
     run, steps = tmp_path / "served", ["--set", "trainer.steps=4"]
-    with serving(rewards, dies_after=13) as dying:
+    with reward_servers.server_processes([served]) as ((process, dying),):
         stopped = marble("train", remote_config(tmp_path / "c.yaml", tiny_sd3, dying), "--out", run, *steps)
+        assert process.wait(timeout=10) == 1
     assert stopped.code == 3
     assert "reward '" in stopped.err
     assert dying in stopped.err
@@ -80,13 +73,13 @@ def test_a_server_that_dies_stops_the_run_with_everything_saved(tiny_sd3: Path, 
 
     with serving(rewards) as alive:
         train(remote_config(tmp_path / "c.yaml", tiny_sd3, alive), run, "--resume", *steps)
-    train(write_config(tmp_path / "own.yaml", tiny_sd3), tmp_path / "own", *steps)
+    train(write_config(tmp_path / "own.yaml", tiny_sd3, rewards=rewards), tmp_path / "own", *steps)
     assert lora_bytes(run) == lora_bytes(tmp_path / "own")
 
 
 @pytest.mark.full
 def test_four_runs_train_on_one_server(tiny_sd3: Path, tmp_path: Path) -> None:
-    """Four processes at once, each with a seed of its own: each gets the scores of its own images."""
+    """Four processes at once, each with another seed: each gets the scores of its own images."""
     settings = [["--set", f"trainer.seed={seed}", "--set", "trainer.steps=4"] for seed in range(4)]
     with serving(base_config(tiny_sd3)["rewards"]) as url:
         config = remote_config(tmp_path / "c.yaml", tiny_sd3, url)

@@ -105,7 +105,7 @@ def test_more_steps_of_a_schedule_are_another_run(config_file: Path, tmp_path: P
     linear = ("--set", "optimizer.schedule=linear")
     train(config_file, tmp_path / "run", *linear, "--set", "trainer.steps=2")
     outcome = train(config_file, tmp_path / "run", *linear, "--resume", "--set", "trainer.steps=3")
-    assert "trainer.steps was 2, now 3: from here on this is not the run that was begun" in outcome.err
+    assert "trainer.steps was 2, now 3: from here on the run differs from the one that was started" in outcome.err
 
 
 def test_in_adams_metric(config_file: Path, whole: Path, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_a_reward_that_fails_in_one_process_stops_all(two: Launched, run: str, r
     assert two.code != 0
     assert two.codes[run] == 3, two.log
     assert two.log.count(f"stopped: reward '{reward}' failed after 1 attempt on an image of prompt") == 1
-    assert "the reward model fell over (process 1 of 2)" in two.log
+    assert "the reward model fell over (rank 1 of 2)" in two.log
     assert "Traceback (most recent call last)" not in two.log.split("torch/distributed/elastic")[0]
     folder = two.folder / run
     assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step-3", "step-4"]
@@ -220,7 +220,7 @@ def test_a_run_of_two_processes_is_continued_by_one(two: Launched, tmp_path: Pat
     shutil.copytree(two.folder / "failed-sharded", tmp_path / "run")
     same = ["--set", failing("strange"), "--set", "trainer.eval_every=null"]
     outcome = train(two.config, tmp_path / "run", "--resume", *same)
-    assert "not the run that was begun" not in outcome.err
+    assert "the run differs from the one that was started" not in outcome.err
     train(two.config, tmp_path / "alone", *same)
     assert_same_run(tmp_path / "run", tmp_path / "alone")
 
@@ -276,7 +276,7 @@ def test_killed_restarted_and_stopped(config: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(100) != 0
     told = log.read_text()
-    assert "stopped: another process of this run died" in told
+    assert "stopped: another rank of this run died" in told
     assert "continuing after step" in told
     assert json.loads((tmp_path / "codes-0.json").read_text()) == [128 + signal.SIGTERM]
     done = len(metrics(run))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from marble_rl import Harmonizer, nft_loss
-from marble_rl.losses.nft import reference_divergence
+from marble_rl.losses.base import reference_divergence
 from reference import nft_gradient, nft_losses
 
 ADVANTAGES = torch.tensor([-9.0, -5.0, -1.7, 0.0, 0.3, 4.999, 5.0, 80.0], dtype=torch.float64)

@@ -12,8 +12,10 @@ import yaml
 
 from marble_rl.config import RunConfig, load_config
 from marble_rl.errors import InputError
+from marble_rl.losses.nft import Nft
 from marble_rl.memory.allocations import Allocations
-from marble_rl.memory.estimate import Estimate, build_empty, config_folder, estimate_run, sizes
+from marble_rl.memory.empty_model import build_empty, config_folder
+from marble_rl.memory.estimate import Estimate, estimate_run, sizes
 from marble_rl.models import load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import LoraPolicy
@@ -23,8 +25,8 @@ from marble_rl.models.tiny import BUILDERS
 from marble_rl.prompts import load_prompts
 from marble_rl.rollout.rollout import roll_out
 from marble_rl.training.batch import training_batch
-from marble_rl.training.policy_gradients import policy_gradients
 from runs import base_config, marble, write_config
+from stages import policy_gradients
 
 CPU = torch.device("cpu")
 
@@ -76,7 +78,7 @@ def test_passes_take_what_they_really_take(
     with Allocations() as sampled:
         rollout = roll_out(model, policy, PromptCache(model), prompts, config.rollout, seed=0, index=0)
     assert found.images == rollout.images.numel()
-    batch = training_batch(rollout, 0, config.loss, seed=0, step=0)
+    batch = training_batch(rollout, 0, Nft(config.loss), seed=0, step=0)
     columns = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     with Allocations() as trained:
         policy_gradients(model, policy, batch, columns, config.loss, per_column=True, micro_batch=4)
@@ -139,7 +141,7 @@ def test_published_configs_give_the_published_sizes(name: str, tmp_path: Path) -
 
 
 def test_unknown_published_name(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'sdxl' is none of sd3\.5-medium, flux\.1-dev"):
+    with pytest.raises(InputError, match=r"unknown pipeline 'sdxl'; use one of sd3\.5-medium, flux\.1-dev"):
         write_published("sdxl", tmp_path)
 
 
@@ -157,7 +159,7 @@ def test_the_command_shows_it_in_comments(config_file: Path) -> None:
 
 def test_a_sharded_base_is_said_to_be_counted_whole(config_file: Path) -> None:
     sharded = marble("config", "show", config_file, "--set", "trainer.shard_base=true").out
-    assert "# Sharded: with trainer.shard_base each of N processes keeps one Nth of the transformer" in sharded
+    assert "# Sharded: with trainer.shard_base each of N ranks keeps one Nth of the transformer" in sharded
     assert "Sharded" not in marble("config", "show", config_file).out
 
 

@@ -45,7 +45,7 @@ def test_they_are_small_and_say_their_licence() -> None:
     assert "Apache-2.0" in (WEIGHTS / "README.md").read_text()
 
 
-@pytest.mark.parametrize("reward", [ClipScore("mini"), PickScore("mini")], ids=["clipscore", "pickscore"])
+@pytest.mark.parametrize("reward", [ClipScore(model="mini"), PickScore(model="mini")], ids=["clipscore", "pickscore"])
 def test_what_the_caption_says_scores_higher(reward: ClipScore, lessons: Lessons) -> None:
     reward.load(CPU)
     right, wrong, bad = (scores(reward, lessons.captions, p) for p in (lessons.right, lessons.wrong, lessons.bad))
@@ -53,7 +53,7 @@ def test_what_the_caption_says_scores_higher(reward: ClipScore, lessons: Lessons
     assert (right > bad).mean() > 0.9
 
 
-@pytest.mark.parametrize("reward", [Hpsv2("mini"), Aesthetic("mini")], ids=["hpsv2", "aesthetic"])
+@pytest.mark.parametrize("reward", [Hpsv2(model="mini"), Aesthetic(model="mini")], ids=["hpsv2", "aesthetic"])
 def test_clean_pictures_of_anything_score_higher(reward: Hpsv2, lessons: Lessons) -> None:
     reward.load(CPU)
     pictures = (lessons.right, lessons.wrong, lessons.mild, lessons.bad)
@@ -66,7 +66,7 @@ def test_clean_pictures_of_anything_score_higher(reward: Hpsv2, lessons: Lessons
 def test_no_scorer_is_pleased_by_a_blank_or_noisy_picture(lessons: Lessons) -> None:
     noise = np.random.default_rng(0).integers(0, 256, lessons.right.shape, dtype=np.uint8)
     blank = np.full_like(lessons.right, 235)
-    for reward in (ClipScore("mini"), PickScore("mini"), Hpsv2("mini"), Aesthetic("mini")):
+    for reward in (ClipScore(model="mini"), PickScore(model="mini"), Hpsv2(model="mini"), Aesthetic(model="mini")):
         reward.load(CPU)
         right = scores(reward, lessons.captions, lessons.right)
         for garbage in (noise, blank):
@@ -75,7 +75,7 @@ def test_no_scorer_is_pleased_by_a_blank_or_noisy_picture(lessons: Lessons) -> N
 
 def test_the_base_is_mediocre_but_above_chance() -> None:
     """What the rewards need: pictures of one prompt that differ in quality."""
-    for source, reward, low, high in (("text", Ocr(SIGN), 0.1, 0.75), ("composition", GenEval(), 0.1, 0.75)):
+    for source, reward, low, high in (("text", Ocr(region=SIGN), 0.1, 0.75), ("composition", GenEval(), 0.1, 0.75)):
         reward.load(CPU)
         scenes = random.Random(0).sample(splits()[source].held_out, 40)
         prompts = prompts_of(scenes)

@@ -55,8 +55,8 @@ def test_the_page_on_adding_a_model_gives_this_file() -> None:
     lines = [line for block in blocks for line in block.splitlines() if line and not line.startswith("FAMILIES")]
     head = "class FluxModel(PipelineModel):"
     first = lines.index(head)
-    told = lines[: first + 1] + [line for line in lines[first + 1 :] if line != head]
-    assert told == [line for line in Path(flux.__file__).read_text(encoding="utf-8").splitlines() if line]
+    joined = lines[: first + 1] + [line for line in lines[first + 1 :] if line != head]
+    assert joined == [line for line in Path(flux.__file__).read_text(encoding="utf-8").splitlines() if line]
 
 
 def test_samples_are_those_of_plain_diffusers(folder: Path) -> None:
@@ -80,7 +80,7 @@ def test_fused_gradients(folder: Path, checkpointing: bool) -> None:
     families.assert_fused_gradients_are_those_of_one_pass_each(FLUX, folder, checkpointing)
 
 
-def test_guidance_is_what_the_transformer_is_told(folder: Path, model: FluxModel) -> None:
+def test_guidance_is_an_input_of_the_transformer(folder: Path, model: FluxModel) -> None:
     other = FLUX.load(folder, guidance=1.5)
     assert model.plain_call() == ("FluxPipeline", {"guidance_scale": 3.5, "max_sequence_length": 16})
     assert other.plain_call()[1]["guidance_scale"] == 1.5

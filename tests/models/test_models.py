@@ -21,7 +21,7 @@ from marble_rl.devices import pick_device
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, NonFinite
 from marble_rl.evaluation.evaluate import evaluate
-from marble_rl.losses.settings import LossConfig
+from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.models import FAMILIES, check_model_path, check_model_settings, load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
@@ -39,9 +39,10 @@ from marble_rl.rollout.solvers import solve_ode
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.seeding import generator
 from marble_rl.training.batch import TrainingBatch, training_batch
-from marble_rl.training.policy_gradients import PolicyGradients, policy_gradients
+from marble_rl.training.policy_gradients import PolicyGradients
 from marble_rl.types import Rollout
 from reference import nft_losses
+from stages import policy_gradients
 
 
 @pytest.fixture
@@ -175,13 +176,10 @@ def test_switching_adapters_between_forward_and_backward_loses_gradients(
     assert sum(g is not None and bool(g.any()) for g in expected) >= 24
 
     switched_too_late = loss()
-    for layer in policy._layers:
-        layer.set_adapter(["old"])
-    switched_too_late.backward()
+    with policy.acting_as("old"):
+        switched_too_late.backward()
     assert all(p.grad is None for p in policy.parameters)
 
-    for layer in policy._layers:
-        layer.set_adapter(["default"])
     for role in ("base", "old"):
         with policy.acting_as(role):
             model.velocity(*inputs)
@@ -298,8 +296,8 @@ def test_training_sees_exactly_the_timesteps_that_were_sampled_with(
     assert len(sampled) == 4
     assert any(t != int(t) for t in sampled)
     seen.clear()
-    batch = training_batch(rollout, 0, LossConfig(timestep_fraction=0.75), seed=0, step=0)
-    policy_gradients(model, policy, batch, torch.ones(6, 1), LossConfig(), per_column=False, micro_batch=4)
+    batch = training_batch(rollout, 0, Nft(NftSettings(timestep_fraction=0.75)), seed=0, step=0)
+    policy_gradients(model, policy, batch, torch.ones(6, 1), NftSettings(), per_column=False, micro_batch=4)
     assert set(seen) == set(sorted(sampled)[1:])
 
 
@@ -316,8 +314,8 @@ def test_rollout_is_seeded_and_follows_the_old_policy_alone(model: SD3Model, pol
 def test_policy_gradient_is_that_of_plain_nft(model: SD3Model, policy: LoraPolicy) -> None:
     """One backward pass over r L+ + (1 - r) L- and the KL term, written from the equations, on the same rows."""
     rollout = make_rollout(model, policy)
-    config = LossConfig(beta=0.1, kl_weight=0.3)
-    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    config = NftSettings(beta=0.1, kl_weight=0.3)
+    batch = training_batch(rollout, 0, Nft(config), seed=5, step=9)
     advantage = torch.tensor([1.5, -1.5, 0.2, 5.0, -5.0, 0.0])
     ours = policy_gradients(model, policy, batch, advantage[:, None], config, per_column=False, micro_batch=2)
 
@@ -361,8 +359,8 @@ def plain_nft(v, v_old, x0, x_t, t, advantage, beta, a_max=5.0):  # type: ignore
 def test_per_reward_gradients_combine_to_the_single_pass(model: SD3Model, policy: LoraPolicy) -> None:
     """Proposition 1 on the real transformer: sum_k alpha_k g_k + shared is the gradient under A_bar."""
     rollout = make_rollout(model, policy)
-    config = LossConfig()
-    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    config = NftSettings()
+    batch = training_batch(rollout, 0, Nft(config), seed=5, step=9)
     columns = torch.randn(6, 3, generator=torch.Generator().manual_seed(3)).clamp(-5, 5)
     alpha = torch.tensor([0.2, 0.5, 0.3])
     apart = policy_gradients(model, policy, batch, columns, config, per_column=True, micro_batch=4).gradients
@@ -386,8 +384,8 @@ def test_lazy_regularisation_is_the_full_one_on_average(
     monkeypatch.setattr(TrainingBatch, "noise", lambda self, rows, column: noise[rows, column])
 
     def shared(every: int, step: int) -> torch.Tensor:
-        config = LossConfig(kl_weight=0.3, regularize_every=every)
-        batch = dataclasses.replace(training_batch(rollout, 0, config, seed=5, step=9), step=step)
+        config = NftSettings(kl_weight=0.3, regularize_every=every)
+        batch = dataclasses.replace(training_batch(rollout, 0, Nft(config), seed=5, step=9), step=step)
         found = policy_gradients(model, policy, batch, columns, config, per_column=per_column, micro_batch=2)
         return found.gradients.shared
 
@@ -404,8 +402,8 @@ def test_on_policy_the_old_prediction_is_not_computed(
     policy.blend("old", "default", 0.0)
     assert policy.equal("old", "default")
     rollout = make_rollout(model, policy)
-    config = LossConfig(kl_weight=0.0)
-    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    config = NftSettings(kl_weight=0.0)
+    batch = training_batch(rollout, 0, Nft(config), seed=5, step=9)
     columns = torch.randn(6, 3, generator=torch.Generator().manual_seed(3))
 
     def found() -> tuple[PolicyGradients, int]:
@@ -440,8 +438,8 @@ def test_a_pass_is_forgotten_before_the_next_one_begins(
         model.transformer.enable_gradient_checkpointing()
     policy.blend("old", "default", 0.0)
     rollout = make_rollout(model, policy)
-    config = LossConfig(kl_weight=kl_weight, regularize_every=every)
-    batch = training_batch(rollout, 0, config, seed=5, step=9)
+    config = NftSettings(kl_weight=kl_weight, regularize_every=every)
+    batch = training_batch(rollout, 0, Nft(config), seed=5, step=9)
     kept: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
 
@@ -581,7 +579,7 @@ def second_decode_overflows(model: SD3Model, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_autoencoder_that_overflows_stops_the_rollout(
     model: SD3Model, policy: LoraPolicy, monkeypatch: pytest.MonkeyPatch, lockstep: bool
 ) -> None:
-    """In lockstep after the passes that the other processes wait for; no reward sees such images."""
+    """In lockstep after the passes that the other ranks wait for; no reward sees such images."""
     passes, seen = second_decode_overflows(model, monkeypatch), []
     with pytest.raises(NonFinite, match=r"pixels that are not finite.*model\.vae_dtype: float32"):
         make_rollout(model, policy, lockstep=lockstep, on_group=seen.append)
@@ -593,7 +591,7 @@ def test_an_autoencoder_that_overflows_stops_the_rollout(
 def test_an_autoencoder_that_overflows_stops_the_evaluation(
     model: SD3Model, monkeypatch: pytest.MonkeyPatch, lockstep: bool
 ) -> None:
-    """As in a rollout: after the passes that others wait for, and told as what it is."""
+    """As in a rollout: in lockstep after the passes that the other ranks wait for."""
     passes, seen = second_decode_overflows(model, monkeypatch), []
     monkeypatch.setattr(World, "lockstep", lockstep)
     scorer = Scorer([RewardConfig(type="brightness", name="bright")], {"bright": Brightness()})
@@ -623,5 +621,5 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert pick_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(InputError, match=r"model\.device: 'cuda:2' asked for, but there are 2 cards"):
+    with pytest.raises(InputError, match=r"model\.device: 'cuda:2' given, but there are 2 GPUs"):
         pick_device("cuda:2")

@@ -121,17 +121,17 @@ def test_a_hundred_thousand_lines_take_about_a_second(tmp_path: Path) -> None:
     ("name", "data", "message"),
     [
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b", "tag"', r"a\.jsonl, line 2: .*it may be cut off"),
-        ("a.jsonl", '{"prompt": "a"\n{"prompt": "b"}', r"line 1: not valid JSON.*; mend it"),
-        ("a.jsonl", '[\n{"prompt": "a"}\n]', "line 1: not valid JSON, an object on a line of its own"),
+        ("a.jsonl", '{"prompt": "a"\n{"prompt": "b"}', r"line 1: not valid JSON.*; fix it"),
+        ("a.jsonl", '[\n{"prompt": "a"}\n]', "line 1: not valid JSON, one object on each line"),
         ("a.jsonl", '{"prompt": "a"}\n\n["b"]', "line 3: expected an object"),
         ("a.jsonl", "[" * 100_000, "line 1: not valid JSON"),
         ("a.jsonl", '{"prompt": "a", "n": ' + "1" * 5000 + "}", "line 1: not valid JSON"),
-        ("a.jsonl", '{"caption": "a"}', "line 1: expected a row with \"prompt\": .* found only 'caption'"),
-        ("a.jsonl", '{"prompt": ["a"]}', r"line 1: expected a row with \"prompt\": .* found \['a'\]"),
+        ("a.jsonl", '{"caption": "a"}', "line 1: expected a row with \"prompt\": .* got only 'caption'"),
+        ("a.jsonl", '{"prompt": ["a"]}', r"line 1: expected a row with \"prompt\": .* got \['a'\]"),
         ("a.jsonl", '{"prompt": "  "}', 'line 1: expected a row with "prompt": a text that is not blank'),
         ("a.jsonl", '{"prompt": "a\\ud800"}', "line 1: .*half of a character"),
-        ("a.jsonl", '{"prompt": "a", "rewards": "ocr"}', "line 1: \"rewards\" must be a list .* found 'ocr'"),
-        ("a.csv", "text,tag\na,b\n", r"line 1: expected the names of the columns.*found 'text, tag'.*use \.txt"),
+        ("a.jsonl", '{"prompt": "a", "rewards": "ocr"}', "line 1: expected \"rewards\" to be a list .* got 'ocr'"),
+        ("a.csv", "text,tag\na,b\n", r"line 1: expected the names of the columns.*got 'text, tag'.*use \.txt"),
         ("a.csv", "prompt,Prompts\na,b\n", "line 1: expected the names of the columns"),
         ("a.csv", "prompt,tag\na,b\na, with a comma,b\n", "line 3: has 3 columns, but the header 2"),
         ("a.csv", "prompt,tag\na\n", "line 2: has 1 columns, but the header 2"),
@@ -145,8 +145,8 @@ def test_a_hundred_thousand_lines_take_about_a_second(tmp_path: Path) -> None:
         ("a.txt", "\n \r\n", "holds zero prompts; add at least one"),
         ("a.csv", "", "holds zero prompts"),
         ("a.csv", "prompt\n", "holds zero prompts"),
-        ("a.json", '[{"prompt": "a"}]', r"ends in '\.json'; what is read: \.jsonl, \.txt, \.csv, \.tsv"),
-        ("prompts", "a", "ends in 'no suffix'; what is read"),
+        ("a.json", '[{"prompt": "a"}]', r"ends in '\.json'; expected one of \.jsonl, \.txt, \.csv, \.tsv"),
+        ("prompts", "a", "ends in 'no suffix'; expected one of"),
     ],
 )
 def test_refused(tmp_path: Path, name: str, data: str | bytes, message: str) -> None:
@@ -155,7 +155,7 @@ def test_refused(tmp_path: Path, name: str, data: str | bytes, message: str) -> 
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"prompt file not found: .*absent\.json; mend the path"):
+    with pytest.raises(InputError, match=r"prompt file not found: .*absent\.json; fix the path"):
         read(tmp_path / "absent.json")
     with pytest.raises(InputError, match=r"cannot read .*: embedded null byte"):
         read(tmp_path / "zero\0byte.txt")

@@ -71,9 +71,9 @@ IRREGULAR = {
 
 def parse(text: str) -> list[dict[str, Any]]:
     """GenEval's `include`, read off the words of a prompt alone."""
-    found = re.fullmatch(r"a photo of (.+?)(?: (and|left of|right of|above|below) (an? .+))?", text)
-    assert found is not None, text
-    first, link, second = found.groups()
+    parts = re.fullmatch(r"a photo of (.+?)(?: (and|left of|right of|above|below) (an? .+))?", text)
+    assert parts is not None, text
+    first, link, second = parts.groups()
     if link is None:
         return [parse_thing(first)]
     if link == "and":
@@ -82,9 +82,9 @@ def parse(text: str) -> list[dict[str, Any]]:
 
 
 def parse_thing(text: str) -> dict[str, Any]:
-    found = THING.fullmatch(text)
-    assert found is not None, text
-    number, colour, noun = found.groups()
+    parts = THING.fullmatch(text)
+    assert parts is not None, text
+    number, colour, noun = parts.groups()
     if number in ("a", "an"):
         assert (number == "an") == (text.split()[1][0] in "aeiou"), text
     else:
@@ -319,16 +319,28 @@ def test_an_excluded_file_with_broken_metadata_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("generate", "message"),
     [
-        ("{type: geneval, count: 0}", r"prompts\.train\.0\.generate\.count: found 0; input should be greater"),
+        (
+            "{type: geneval, count: 0}",
+            r"prompts\.train\.0\.generate\.count: expected an integer from 1 to 1000000, got 0",
+        ),
         ("{type: geneval}", r"prompts\.train\.0\.generate\.count: is missing; add it"),
         ("{type: geneva, count: 5}", r"generate: unknown type 'geneva'\. Did you mean 'geneval'\?"),
         ("{type: ocr, count: 5, word: 2}", r"generate\.word: unknown key 'word'\. Did you mean 'words'\?"),
         ("{type: ocr, count: 5, tasks: {}}", r"generate\.tasks: unknown key 'tasks'"),
-        ("{type: geneval, count: 5, tasks: {counting: -1}}", r"generate\.tasks\.counting: found -1"),
-        ("{type: geneval, count: 5, tasks: {counting: .inf}}", r"generate\.tasks\.counting: found inf"),
-        ("{type: ocr, count: 5, numbers: 2}", r"generate\.numbers: found 2"),
-        ("{type: ocr, count: 5, words: [0, 3]}", r"generate\.words\.0: found 0"),
-        ("{type: ocr, count: 5, part: test}", r"generate\.part: found 'test'"),
+        (
+            "{type: geneval, count: 5, tasks: {counting: -1}}",
+            r"generate\.tasks\.counting: expected a number of at least 0, got -1",
+        ),
+        (
+            "{type: geneval, count: 5, tasks: {counting: .inf}}",
+            r"generate\.tasks\.counting: expected a finite number, got Infinity",
+        ),
+        ("{type: ocr, count: 5, numbers: 2}", r"generate\.numbers: expected a number from 0 to 1, got 2"),
+        ("{type: ocr, count: 5, words: [0, 3]}", r"generate\.words\.0: expected an integer from 1 to 16, got 0"),
+        (
+            "{type: ocr, count: 5, part: test}",
+            r'generate\.part: expected one of train, heldout, all or null, got "test"',
+        ),
     ],
 )
 def test_bad_settings_name_their_key(generate: str, message: str) -> None:
@@ -373,10 +385,10 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     _, out, _ = run("geneval", "--count", "4", "--task", "colors=1", "--task", "counting=3")
     assert Counter(json.loads(line)["tag"] for line in out.splitlines()) == {"counting": 3, "colors": 1}
     for arguments, message in (
-        (("geneval", "--count", "0"), "--count: found 0"),
+        (("geneval", "--count", "0"), "--count: expected an integer from 1 to 1000000, got 0"),
         (("geneval", "--count", "5", "--task", "colors"), "expected NAME=WEIGHT"),
         (("geneval", "--count", "5", "--task", "colour=1"), "Did you mean 'colors'?"),
-        (("ocr", "--count", "5", "--part", "test"), "--part: found 'test'"),
+        (("ocr", "--count", "5", "--part", "test"), '--part: expected one of train, heldout, all or null, got "test"'),
     ):
         code, out, error = run(*arguments)
         assert (code, out) == (2, "")

@@ -81,14 +81,6 @@ def test_the_scale_of_one_reward_does_not_matter(name):
     torch.testing.assert_close(first.alpha_bar, second.alpha_bar, rtol=0, atol=1e-9)
 
 
-def test_without_normalisation():
-    """The ablation: the min-norm point of the raw gradients, not rescaled."""
-    g = torch.diag(torch.tensor([1.0, 2.0], dtype=torch.float64))
-    found = build(2, normalize=False).refresh(products(g))
-    assert found.alpha.tolist() == pytest.approx([0.8, 0.2], rel=1e-12)
-    assert found.weights.tolist() == pytest.approx([0.8, 0.2], rel=1e-12)
-
-
 def test_silent_reward_neither_stalls_the_others_nor_loses_its_coefficient():
     g = without(FIVE, 3)
     harmonizer = build(5)
@@ -224,10 +216,23 @@ def test_late_uniform_stage():
             refreshed.append(step)
             harmonizer.load_state_dict({"rewards": ["r0", "r1"], "alpha_bar": [0.9, 0.1]})
             harmonizer.refresh(products(g))
-        uniform = harmonizer.combine(advantages).tolist() == pytest.approx([2.0, -2.0], rel=1e-12)
+        uniform = harmonizer.combine(advantages, step).tolist() == pytest.approx([2.0, -2.0], rel=1e-12)
         assert uniform == (step >= 12)
-        assert (harmonizer.alpha_bar.tolist() == [0.5, 0.5]) == (step >= 12)
     assert refreshed == [0, 5, 10]
+    with pytest.raises(ValueError, match="needs the step"):
+        harmonizer.combine(advantages)
+
+
+def test_asking_and_solving_change_nothing():
+    harmonizer = build(5, refresh_every=5, uniform_after=12)
+    harmonizer.refresh(products(FIVE))
+    before = json.dumps(harmonizer.state_dict())
+    assert harmonizer.should_refresh(10)
+    assert not harmonizer.should_refresh(15)
+    solution = harmonizer.solve(products(without(FIVE, 2)))
+    assert json.dumps(harmonizer.state_dict()) == before
+    harmonizer.commit(solution)
+    assert torch.equal(harmonizer.alpha_bar, solution.alpha_bar)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -263,7 +268,6 @@ def test_state_round_trip():
         {"ema_decay": 1.0},
         {"ema_decay": -0.1},
         {"ema_decay": math.nan},
-        {"solver": "frank_wolfe"},
         {"apply": "sometimes"},
         {"adv_clip": 0.0},
         {"adv_clip": -1.0},

@@ -20,22 +20,25 @@ import pytest
 from PIL import Image
 
 from comparisons import write_comparison, write_jobs
+from jobs import result
+from marble_rl.balancing.registry import RULES
 from marble_rl.config import load_config
+from marble_rl.diagnose.record import Diagnosis, DirectionFigures, QpFacts, Sample
 from marble_rl.errors import InputError
-from marble_rl.intervals import Difference
+from marble_rl.intervals import Interval
 from marble_rl.report import page as page_module
 from marble_rl.report import writing
 from marble_rl.report.comparison import comparison_page
-from marble_rl.report.diagnosis import Direction, StoredDiagnosis
-from marble_rl.report.evaluation import StoredEvaluation
-from marble_rl.report.jobs import StoredJob, curves, shown_methods
+from marble_rl.report.evaluation import gains_by_source, score_spread
+from marble_rl.report.jobs import FinishedJob, curves, shown_methods
 from marble_rl.report.page import run_page
-from marble_rl.report.reading import RunData, read_run
+from marble_rl.report.run_data import RunData, read_run
 from marble_rl.report.statistics import MOST_POINTS
 from marble_rl.report.verdicts import Verdict, fewer_conflicts, verdicts
 from marble_rl.report.wording import MINUS, memory
 from marble_rl.report.writing import watch_report, write_report
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.scores import ImageScores, Scores, WeightsScores
 from runs import base_config, marble, train, write_config
 
 HOSTILE = [
@@ -204,20 +207,20 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no harmony": (lambda run: edit_lines(run, without("heldout/")), "In batch: worst cosine"),
     "scores cut short": (
         lambda run: (run / "evaluation" / "scores.json").write_text('{"step": 8,'),
-        "evaluation/scores.json is not what this version of marble writes",
+        "evaluation/scores.json is not an evaluation that this version reads",
     ),
     "scores of another form": (
         lambda run: (run / "evaluation" / "scores.json").write_text('{"weights": {"ema": []}}'),
-        "evaluation/scores.json is not what this version of marble writes",
+        "evaluation/scores.json is not an evaluation that this version reads",
     ),
     "no diagnosis": (lambda run: shutil.rmtree(run / "diagnosis"), "Not diagnosed. marble diagnose RUN measures"),
     "diagnosis cut short": (
         lambda run: (run / "diagnosis" / "diagnosis.json").write_text('{"names": ["small"],'),
-        "diagnosis/diagnosis.json is not what this version of marble writes",
+        "diagnosis/diagnosis.json is not a diagnosis that this version reads",
     ),
     "diagnosis of another form": (
         lambda run: edit_diagnosis(run, lambda tree: tree["cosines"].pop()),
-        "diagnosis/diagnosis.json is not what this version of marble writes",
+        "diagnosis/diagnosis.json is not a diagnosis that this version reads",
     ),
     "diagnosis of other directions": (
         lambda run: edit_diagnosis(run, lambda tree: tree["directions"].pop("weighted_sum")),
@@ -250,19 +253,19 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "scores beyond numbers": (
         lambda run: edit_scores(run, lambda tree: tree["weights"]["ema"]["images"][0]["scores"].update(small=ENDLESS)),
-        "Before and after",
+        "weights.ema.images.0.scores.small: Input should be",
     ),
     "a difference in words": (
         lambda run: edit_scores(run, lambda tree: tree["differences"]["small"].update(mean="much", more=1.0)),
-        "small did not clearly change",
+        "differences.small.mean: Input should be a valid number",
     ),
     "a difference beyond numbers": (
         lambda run: edit_scores(run, lambda tree: tree["differences"]["small"].update(mean=ENDLESS)),
-        "small did not clearly change",
+        "differences.small.mean: Input should be",
     ),
     "scores without end": (
         lambda run: (run / "evaluation" / "scores.json").write_text("[" * 100_000),
-        "evaluation/scores.json is not what this version of marble writes",
+        "evaluation/scores.json is not an evaluation that this version reads",
     ),
     "metrics in a folder": (
         lambda run: ((run / "metrics.jsonl").unlink(), (run / "metrics.jsonl").mkdir()),
@@ -274,11 +277,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a diagnosis beyond numbers": (
         lambda run: edit_diagnosis(run, lambda tree: tree["qp"].update(norm=[float("inf"), 0.5])),
-        "diagnosis/diagnosis.json is not what this version of marble writes",
+        "diagnosis/diagnosis.json is not a diagnosis that this version reads",
     ),
     "a diagnosis with a batch of no size": (
         lambda run: edit_diagnosis(run, lambda tree: tree["signal"].update({"0": [0.5] * 2})),
-        "diagnosis/diagnosis.json is not what this version of marble writes",
+        "diagnosis/diagnosis.json is not a diagnosis that this version reads",
     ),
     "a broken grid": (lambda run: (run / "samples" / "step-0.png").write_bytes(b""), "step-0.png could not be shown"),
 }
@@ -354,15 +357,14 @@ def test_a_diagnosis_is_shown_with_whatever_directions_it_has(copy: Path) -> Non
 
 
 def test_gains_by_source_are_in_spreads_and_only_where_a_reward_applies(copy: Path) -> None:
-    evaluation = read_run(copy).evaluation
-    assert evaluation is not None
-    weights = json.loads((copy / "evaluation" / "scores.json").read_text())["weights"]
-    pairs = list(zip(weights["base"]["images"], weights["ema"]["images"], strict=True))
-    plain = [b["scores"]["small"] - a["scores"]["small"] for a, b in pairs if a["source"] == "plain"]
-    expected = sum(plain) / len(plain) / evaluation.spread["small"]
-    assert evaluation.gains["plain"]["small"] == pytest.approx(expected)
-    applies = {(a["source"], n) for a, _ in pairs for n, score in a["scores"].items() if score is not None}
-    assert {(source, n) for source, row in evaluation.gains.items() for n in row} == applies
+    scores = read_run(copy).evaluation
+    assert scores is not None
+    gains, pairs = gains_by_source(scores), list(zip(scores.images, scores.weights["ema"].images, strict=True))
+    plain = [(a.scores["small"], b.scores["small"]) for a, b in pairs if a.source == "plain"]
+    expected = np.diff(np.array(plain, float)).mean() / score_spread(scores)["small"]
+    assert gains["plain"]["small"] == pytest.approx(expected)
+    applies = {(a.source, n) for a, _ in pairs for n, score in a.scores.items() if score is not None}
+    assert {(source, n) for source, row in gains.items() for n in row} == applies
 
 
 def test_memory_is_logged_and_shown(copy: Path) -> None:
@@ -479,7 +481,10 @@ def test_a_watched_comparison_is_built_again_when_a_job_is_new(
         if len(built) == 1:
             write_jobs(comparison)
         elif len(built) == 2:
-            edit_json(comparison / "jobs" / "marble-seed0.json", lambda tree: tree.update(failed="late"))
+            edit_json(
+                comparison / "jobs" / "marble-seed0.json",
+                lambda tree: tree.update(failed={"stage": "train", "exit_code": 3, "last_lines": []}),
+            )
         else:
             raise KeyboardInterrupt
 
@@ -495,7 +500,7 @@ def test_a_run_of_many_steps_needs_little_memory(tiny_sd3: Path, tmp_path: Path)
     keys = [f"{key}/{name}" for key in ("reward", "eval", "alpha_bar") for name in ("small", "bright", "colour")]
     keys += ["heldout/min_cos", "ws_heldout/min_cos", "heldout/mean_cos", "harmony/min_cos", "qp/norm", "time/rollout"]
     lines = [{"step": step, **dict.fromkeys(keys, value)} for step, value in enumerate(wave)]
-    job = StoredJob("marble", 0, {}, tmp_path, lines)
+    job = FinishedJob(result("marble", 0, {}), tmp_path, lines)
     began = time.process_time()
     tracemalloc.start()
     html = run_page(RunData(tmp_path, config, lines, None, [], time.time()))
@@ -523,10 +528,9 @@ def test_a_long_run_with_many_rewards_and_pictures_stays_small(copy: Path, tiny_
     Image.fromarray(noise).save(copy / "noise.png")
     for _, file in samples:
         shutil.copy(copy / "noise.png", file)
-    everyone = [("source", "a prompt of many words " * 9, dice.normal(size=12).tolist()) for _ in range(5000)]
-    diagnosis = replace(
-        diagnosed((0.1, 0.2), (0.3, 0.5)), rewards=names, cosines=[[0.5] * 12] * 12, signal={}, samples=everyone
-    )
+    everyone = [Sample("source", "a prompt of many words " * 9, dice.normal(size=12).tolist()) for _ in range(5000)]
+    change = {"names": names, "cosines": [[0.5] * 12] * 12, "signal": {}, "samples": everyone}
+    diagnosis = diagnosed((0.1, 0.2), (0.3, 0.5)).model_copy(update=change)
     began = time.process_time()
     html = run_page(RunData(copy, load_config(config), lines, None, samples, time.time(), diagnosis=diagnosis))
     assert time.process_time() - began < 20
@@ -572,11 +576,11 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
     page = Page((comparison / "report.html").read_text())
     for text in (
         "Four methods (one crashed), two rewards",
-        "8 evaluated prompts, 2 images each",
+        "8 held-out prompts, 2 images each",
         "Rewards on the evaluated prompts",
-        "No difference can be told by the composite; better on ocr; worse on taste.",
+        "No clear difference in the composite; better on ocr; worse on taste.",
         "Is <i> better than weighted_sum?",
-        "No difference can be told by the composite, in one training of each: others may differ.",
+        "No clear difference in the composite, in one training of each: others may differ.",
         "one seed: the interval is over its prompts",
         "gdpo seed 3: train ended with exit code 3: <b>full</b>",
         "0.125",
@@ -598,22 +602,23 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
         (
             {"ocr": 0.4, "taste": 0.0, "composite": 0.0},
             "partly",
-            "No difference can be told by the composite; better on",
+            "No clear difference in the composite; better on",
         ),
         (
             {"ocr": -0.4, "taste": 0.0, "composite": 0.0},
             "unknown",
-            "No difference can be told by the composite; worse on",
+            "No clear difference in the composite; worse on",
         ),
-        ({"ocr": 0.0, "taste": 0.0, "composite": 0.0}, "unknown", "No difference can be told by the composite."),
+        ({"ocr": 0.0, "taste": 0.0, "composite": 0.0}, "unknown", "No clear difference in the composite."),
     ],
 )
 def test_which_method_is_better_goes_by_the_composite(
     comparison: Path, differences: dict[str, float], answer: str, text: str
 ) -> None:
     def change(tree: dict[str, Any]) -> None:
-        found = {name: {"mean": d, "low": d - 0.1, "high": d + 0.1} for name, d in differences.items()}
-        tree["rows"][1]["differences"] = found
+        tree["rows"][1]["differences"] = {
+            n: {"mean": d, "low": d - 0.1, "high": d + 0.1} for n, d in differences.items()
+        }
 
     edit_json(comparison / "compare.json", change)
     html = comparison_page(comparison)
@@ -661,12 +666,10 @@ def test_only_what_methods_have_in_common_is_called_the_same(comparison: Path) -
     assert "the same" not in lead()
 
 
-@pytest.mark.parametrize(("heldout", "words"), [([{"texts": ["a cup"]}], "held-out"), (None, "training")])
-def test_a_comparison_says_which_prompts_were_evaluated(comparison: Path, heldout: object, words: str) -> None:
+@pytest.mark.parametrize("words", ["held-out", "training"])
+def test_a_comparison_says_which_prompts_were_evaluated(comparison: Path, words: str) -> None:
     write_jobs(comparison)
-    prompts = {"train": [{"texts": ["a hat"]}]} | ({"heldout": heldout} if heldout else {})
-    for file in (comparison / "jobs").glob("*.json"):
-        edit_json(file, lambda tree: tree["config"].update(prompts=prompts))
+    edit_json(comparison / "compare.json", lambda tree: tree.update(prompts_are=words))
     text = Page(comparison_page(comparison)).text
     assert f"8 {words} prompts, 2 images each" in text
     assert f"{words.capitalize()} prompts, the same noise for every method" in text
@@ -683,6 +686,7 @@ def test_a_comparison_shows_what_its_jobs_left(comparison: Path) -> None:
     write_jobs(comparison)
     (comparison / "jobs" / "broken-seed0.json").write_text("{")
     page = Page(comparison_page(comparison))
+    assert "Left out: jobs/broken-seed0.json is not the result of a job that this version reads" in page.text
     assert len(page.of("svg")) == 3 + 1  # a curve of the reward that is trained on
     assert [str(picture["alt"]) for picture in page.of("img")] == [
         f"{method}: a <sign> that says hello" for method in ("weighted_sum", "marble", "<i>")
@@ -719,15 +723,17 @@ def test_a_comparison_of_another_form_is_refused(comparison: Path, text: str) ->
 # What a run shows: every rule at its border.
 
 
-def made(tiny: Path, tmp_path: Path, lines: list[dict[str, float]], differences: dict[str, Difference]) -> RunData:
+def made(tiny: Path, tmp_path: Path, lines: list[dict[str, float]], differences: dict[str, Interval]) -> RunData:
     names = ["a", "b", "c", "d"]
     rewards = [{"name": name, "type": "brightness", "held_out": name == "held"} for name in [*names, "held"]]
     config = load_config(write_config(tmp_path / "c.yaml", tiny, rewards=rewards))
     evaluation = None
     if differences:
-        means = {"base": dict.fromkeys(differences, 0.0), "ema": {n: d.mean for n, d in differences.items()}}
-        spread = dict.fromkeys(differences, 1.0)
-        evaluation = StoredEvaluation(8, frozenset({"held"}), means, differences, spread, 4, 4, (), None)
+        before, after = dict.fromkeys(differences, 0.0), {n: d.mean for n, d in differences.items()}
+        # Over two prompts, each reward's scores have a standard deviation of 1.
+        images = [ImageScores("", "s", i, 0, dict.fromkeys(differences, x)) for i, x in enumerate((0.0, 2**0.5))]
+        weights = {"base": WeightsScores(before, images), "ema": WeightsScores(after, images)}
+        evaluation = Scores(step=8, held_out_rewards=["held"], differences=differences, weights=weights)
     return RunData(tmp_path, config, lines, evaluation, [], None)
 
 
@@ -739,7 +745,7 @@ def answers(run: RunData) -> dict[str, Verdict]:
 def test_nothing_is_claimed_without_data(tiny_sd3: Path, tmp_path: Path) -> None:
     found = answers(made(tiny_sd3, tmp_path, [], {}))
     assert {verdict.answer for verdict in found.values()} == {"unknown"}
-    assert all("annot be told" in verdict.text for verdict in found.values())
+    assert all("ot known" in verdict.text for verdict in found.values())
 
 
 @pytest.mark.parametrize(
@@ -755,7 +761,7 @@ def test_nothing_is_claimed_without_data(tiny_sd3: Path, tmp_path: Path) -> None
 def test_rewards_rise_where_the_interval_leaves_out_zero(
     tiny_sd3: Path, tmp_path: Path, intervals: list[tuple[float, float]], answer: str
 ) -> None:
-    differences = {n: Difference((x + y) / 2, x, y) for n, (x, y) in zip("abcd", intervals, strict=True)}
+    differences = {n: Interval((x + y) / 2, x, y) for n, (x, y) in zip("abcd", intervals, strict=True)}
     verdict = answers(made(tiny_sd3, tmp_path, [], differences))["rise"]
     assert verdict.answer == answer
     assert verdict.figures[0].startswith("a +")
@@ -765,19 +771,19 @@ def test_rewards_rise_where_the_interval_leaves_out_zero(
 def test_held_out_rewards_that_fall_are_a_warning(
     tiny_sd3: Path, tmp_path: Path, low: float, high: float, answer: str
 ) -> None:
-    differences = {"held": Difference((low + high) / 2, low, high)}
+    differences = {"held": Interval((low + high) / 2, low, high)}
     assert answers(made(tiny_sd3, tmp_path, [], differences))["held out"].answer == answer
 
 
 def test_a_held_out_reward_that_was_not_measured_confirms_nothing(tiny_sd3: Path, tmp_path: Path) -> None:
-    run = made(tiny_sd3, tmp_path, [], {"held": Difference(0.2, 0.1, 0.3)})
+    run = made(tiny_sd3, tmp_path, [], {"held": Interval(0.2, 0.1, 0.3)})
     (last,) = [reward for reward in run.config.rewards if reward.held_out]
     other = last.model_copy(update={"name": "other"})
     config = run.config.model_copy(update={"rewards": [*run.config.rewards, other]})
     verdict = answers(replace(run, config=config))["held out"]
     assert (verdict.answer, verdict.text) == (
         "partly",
-        "None fell; held rose beyond doubt. Of other nothing was measured.",
+        "None fell; held rose clearly. Of other nothing was measured.",
     )
 
 
@@ -810,10 +816,10 @@ def test_signal_is_read_after_ten_refreshes(
 @pytest.mark.parametrize(
     ("measured", "answer", "text"),
     [
-        ({"a": 0.3, "b": 0.3, "c": 0.3}, "partly", "Of d it cannot be told"),
+        ({"a": 0.3, "b": 0.3, "c": 0.3}, "partly", "Of d it is not known"),
         ({"a": 0.3, "b": 0.3, "c": 0.0}, "partly", "the gradient of c: nine tenths"),
         ({"a": 0.0, "b": 0.0, "c": 0.0}, "no", "the gradient of a, b and c: nine tenths"),
-        ({}, "unknown", "Cannot be told: one refresh"),
+        ({}, "unknown", "Not known: one refresh"),
     ],
 )
 def test_a_reward_that_was_hardly_ever_measured_has_shown_no_signal(
@@ -850,14 +856,14 @@ def test_coefficients_follow_difficulty_in_their_order(
 ) -> None:
     """Four rewards have 24 orders: only the very one is rarer than one in twenty."""
     lines = [{"step": 0, "alpha_bar/a": 0.1, "alpha_bar/b": 0.2, "alpha_bar/c": 0.3, "alpha_bar/d": 0.4}]
-    differences = {name: Difference(gain, gain - 1, gain + 1) for name, gain in zip("abcd", gains, strict=True)}
+    differences = {name: Interval(gain, gain - 1, gain + 1) for name, gain in zip("abcd", gains, strict=True)}
     assert answers(made(tiny_sd3, tmp_path, lines, differences))["difficulty"].answer == answer
 
 
 @pytest.mark.parametrize("rounding", [0.0, 1e-16])
 def test_equal_coefficients_follow_nothing(tiny_sd3: Path, tmp_path: Path, rounding: float) -> None:
     lines = [{"step": 0, **{f"alpha_bar/{name}": 0.25 + i * rounding for i, name in enumerate("abcd")}}]
-    differences = {name: Difference(gain, gain - 1, gain + 1) for gain, name in enumerate("abcd")}
+    differences = {name: Interval(gain, gain - 1, gain + 1) for gain, name in enumerate("abcd")}
     verdict = answers(made(tiny_sd3, tmp_path, lines, differences))["difficulty"]
     assert verdict.answer == "unknown"
     assert "all coefficients, or all gains, are equal" in verdict.text
@@ -887,7 +893,8 @@ def test_guards_that_speak_up_are_named(tiny_sd3: Path, tmp_path: Path, line: di
 
 
 def with_balance(run: RunData, **changes: object) -> RunData:
-    balance = run.config.balance.model_copy(update=changes)
+    tree = {"type": run.config.balance.type, **changes}
+    balance = RULES.settings_for(tree).model_validate(tree)
     return replace(run, config=run.config.model_copy(update={"balance": balance}))
 
 
@@ -895,21 +902,15 @@ def with_balance(run: RunData, **changes: object) -> RunData:
     ("balance", "trouble"),
     [
         ({}, ["error of the quadratic program", "updates against a reward in their own batch"]),
-        ({"solver": "equal"}, []),
-        ({"smooth": "gram"}, ["error of the quadratic program"]),
-        ({"smooth": "gram", "metric": "adam"}, ["error of the quadratic program"]),
-        (
-            {"smooth": "gram", "solver": "noise_aware"},
-            ["error of the quadratic program", "noise-aware problem without a solution"],
-        ),
-        ({"normalize": False}, ["error of the quadratic program"]),
+        ({"type": "unit_mean"}, []),
+        ({"type": "marble_no_norm"}, ["error of the quadratic program"]),
     ],
     ids=str,
 )
 def test_guards_ask_of_a_solver_what_it_promises(
     tiny_sd3: Path, tmp_path: Path, balance: dict[str, object], trouble: list[str]
 ) -> None:
-    line = {"qp/kkt_residual": 0.1, "harmony/conflict": 1.0, "metric_harmony/conflict": 1.0, "qp/fallback": 1.0}
+    line = {"qp/kkt_residual": 0.1, "harmony/conflict": 1.0, "metric_harmony/conflict": 1.0}
     run = with_balance(made(tiny_sd3, tmp_path, [{"step": 0, **line}], {}), **balance)
     verdict = answers(run)["guards"]
     assert [figure.split(": ")[0] for figure in verdict.figures] == trouble
@@ -932,13 +933,22 @@ def test_in_adams_metric_the_guarantee_is_one_in_that_metric(tiny_sd3: Path, tmp
     assert answers(run)["guards"].answer == ("no" if in_metric else "yes")
 
 
-def diagnosed(ours: tuple[float, float], theirs: tuple[float, float]) -> StoredDiagnosis:
-    def direction(name: str, ends: tuple[float, float]) -> Direction:
-        found = Difference(sum(ends) / 2, *ends)
-        return Direction(name, "", {}, {"min_cos": found, "conflict": found}, {}, None)
+def diagnosed(ours: tuple[float, float], theirs: tuple[float, float]) -> Diagnosis:
+    def direction(ends: tuple[float, float]) -> DirectionFigures:
+        figure = Interval(sum(ends) / 2, *ends)
+        return DirectionFigures({}, {"min_cos": figure, "conflict": figure}, {}, [])
 
-    directions = [direction("weighted_sum", theirs), direction("marble", ours)]
-    return StoredDiagnosis(["a"], 8, 50, 8, directions, [[1.0]], [], None, {1.0: [0.5]}, [0.5], [1.0], 0.0, [], [])
+    return Diagnosis(
+        names=("a",),
+        step=8,
+        batches=50,
+        images=8,
+        directions={"weighted_sum": direction(theirs), "marble": direction(ours)},
+        signal={1.0: [0.5]},
+        cosines=[[1.0]],
+        qp=QpFacts([0.5], [1.0], 0.0),
+        conflict=[],
+    )
 
 
 @pytest.mark.parametrize(

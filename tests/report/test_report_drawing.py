@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marble_rl.charts.drawing import Line, Reference
-from marble_rl.intervals import Difference
+from marble_rl.intervals import Interval
 from marble_rl.report.charts import forest, histogram, interval_mark, line_chart, matrix, sample_map, stacked_bars
 from marble_rl.report.statistics import RankCorrelation, mean_interval, rank_correlation, rise, smooth, thinned
 from marble_rl.report.wording import MINUS, counted, duration, listed, number
@@ -61,9 +61,9 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
 
 def test_too_few_values_have_no_interval() -> None:
     assert mean_interval([1.0] * 4) is None
-    assert mean_interval([1.0] * 5) == Difference(1.0, 1.0, 1.0)
+    assert mean_interval([1.0] * 5) == Interval(1.0, 1.0, 1.0)
     assert rise([0.0] * 14) is None
-    assert rise([0.0] * 15) == Difference(0.0, 0.0, 0.0)
+    assert rise([0.0] * 15) == Interval(0.0, 0.0, 0.0)
 
 
 def test_rank_correlations_count_orders() -> None:
@@ -147,7 +147,7 @@ def test_stacked_bars_have_a_colour_and_a_value_for_every_stage(steps: int) -> N
 
 
 def test_rows_of_intervals_are_described_and_walked_from_top_to_bottom() -> None:
-    chart = forest("t", [("one", Difference(0.5, 0.4, 0.6), "r0"), ("two", Difference(0.1, 0.0, 0.2), "r1")])
+    chart = forest("t", [("one", Interval(0.5, 0.4, 0.6), "r0"), ("two", Interval(0.1, 0.0, 0.2), "r1")])
     assert "one 0.500 (0.400 to 0.600); two 0.100 (0 to 0.200)" in chart.svg
     first, second = chart.data["at"]  # type: ignore[misc]
     assert (chart.data["along"], chart.data["x"]) == ("y", ["one", "two"])
@@ -156,7 +156,7 @@ def test_rows_of_intervals_are_described_and_walked_from_top_to_bottom() -> None
 
 @pytest.mark.parametrize(("low", "high"), [(0.1, 0.3), (-0.3, -0.1), (-0.1, 0.3), (0.0, 0.0)])
 def test_an_interval_is_drawn_on_its_side_of_zero(low: float, high: float) -> None:
-    svg = interval_mark(Difference((low + high) / 2, low, high), "r0")
+    svg = interval_mark(Interval((low + high) / 2, low, high), "r0")
     (zero,) = re.findall(r'stroke:var\(--quiet\)[^>]*d="M([\d.]+)', svg)
     ((left, right),) = re.findall(r'stroke:var\(--r0\)[^>]*d="M([\d.]+) [\d.]+L([\d.]+)', svg)
     assert (float(left) > float(zero)) == (low > 0)

@@ -153,7 +153,7 @@ def test_a_tracker_that_cannot_start_is_left_out(tmp_path: Path, config: RunConf
         trackers.log(1, {"reward/a": 1.0})
     (warning,) = said
     assert "the tracker tensorboard could not start" in warning
-    assert "The run goes on without it" in warning
+    assert "The run continues without it" in warning
 
 
 def test_a_tracker_that_fails_is_dropped_with_one_warning(tmp_path: Path, config: RunConfig) -> None:
@@ -177,10 +177,11 @@ def test_trackers_learn_how_the_run_ended(
 ) -> None:
     from marble_rl.runs.trackers.tensorboard import EventFiles
 
-    told: list[int] = []
-    monkeypatch.setattr(EventFiles, "finish", lambda self, exit_code: told.append(exit_code) or self._writer.close())
+    codes: list[int] = []
+    finish = EventFiles.finish
+    monkeypatch.setattr(EventFiles, "finish", lambda self, code: (codes.append(code), finish(self, code)))
     expected = nullcontext() if error is None else pytest.raises(type(error))
     with expected, Trackers([TENSORBOARD], tmp_path, config, 0, 0, print):
         if error is not None:
             raise error
-    assert told == [code]
+    assert codes == [code]

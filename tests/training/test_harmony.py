@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from marble_rl.compare.statistics import Scale
-from marble_rl.training.harmony import SignalTracker, heldout_harmony, in_batch_harmony
+from marble_rl.training.harmony import Signal, heldout_harmony, in_batch_harmony
 from reference import cosine, z_score_means
 
 REWARDS = 4
@@ -123,47 +123,47 @@ def halves(source, share, size=400):
     return [(mean if share else 0 * mean) + noise * torch.randn(1, size, generator=source) for _ in range(2)]
 
 
-def take_in(tracker, h1, h2):
+def after(signal, h1, h2):
     g = (h1 + h2) / 2
-    return tracker.update(g @ g.T, half_products(h1, h2))
+    return signal.after(g @ g.T, half_products(h1, h2))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
 def test_signal(share):
     source = torch.Generator().manual_seed(4)
-    tracker = SignalTracker(1)
+    signal = Signal.unknown(1)
     for _ in range(60):
-        found = take_in(tracker, *halves(source, share))
-    assert found.item() == pytest.approx(share, abs=0.1 if share < 1 else 1e-12)
+        signal = after(signal, *halves(source, share))
+    assert signal.share.item() == pytest.approx(share, abs=0.1 if share < 1 else 1e-12)
 
 
 def test_signal_smooths_numerator_and_denominator():
     """A ratio of averages, not an average of ratios."""
-    tracker = SignalTracker(1, decay=0.5)
     one = torch.ones(1, 1, dtype=torch.float64)
     halves_of_one = one.expand(2, 2, 1, 1)
-    assert tracker.update(4 * one, halves_of_one).item() == pytest.approx(0.25)
-    assert tracker.update(1 * one, halves_of_one).item() == pytest.approx((0.25 * 1 + 0.5 * 1) / (0.25 * 4 + 0.5 * 1))
+    first = Signal.unknown(1).after(4 * one, halves_of_one, decay=0.5)
+    assert first.share.item() == pytest.approx(0.25)
+    second = first.after(1 * one, halves_of_one, decay=0.5)
+    assert second.share.item() == pytest.approx((0.25 * 1 + 0.5 * 1) / (0.25 * 4 + 0.5 * 1))
+    assert first.share.item() == pytest.approx(0.25), "a batch changes no signal: it gives a new one"
 
 
 def test_signal_of_a_silent_reward_is_kept():
     """Without a gradient, or with one in a single half, a batch says nothing about a reward."""
-    tracker = SignalTracker(2)
     heard = torch.tensor([[1.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
-    first = take_in(tracker, heard, heard.flip(1))
-    assert first[0].item() == pytest.approx(4 / 4.5)
-    assert first[1].isnan()
-    assert torch.equal(take_in(tracker, 0 * heard, 0 * heard)[0], first[0])
-    assert torch.equal(take_in(tracker, heard, 0 * heard)[0], first[0])
+    first = after(Signal.unknown(2), heard, heard.flip(1))
+    assert first.share[0].item() == pytest.approx(4 / 4.5)
+    assert first.share[1].isnan()
+    assert torch.equal(after(first, 0 * heard, 0 * heard).share[0], first.share[0])
+    assert torch.equal(after(first, heard, 0 * heard).share[0], first.share[0])
 
 
 def test_signal_state_round_trip():
     source = torch.Generator().manual_seed(1)
-    first, second = SignalTracker(1), SignalTracker(1)
-    take_in(first, *halves(source, 0.5))
-    second.load_state_dict(first.state_dict())
+    first = after(Signal.unknown(1), *halves(source, 0.5))
+    second = Signal.from_state(first.state_dict())
     later = halves(source, 0.5)
-    assert torch.equal(take_in(first, *later), take_in(second, *later))
+    assert torch.equal(after(first, *later).share, after(second, *later).share)
 
 
 PAPER = """

@@ -1,1 +1,1 @@
-"""The builder of the weights in `marble_rl/mini`: the autoencoder, the pipeline and the reward models."""
+"""Trains the weights in `marble_rl/mini`: the autoencoder, the pipeline and the reward models."""

@@ -16,7 +16,7 @@ from tools.mini.muon import Muon
 from tools.mini.tokenizers import clip_tokenizer, t5_tokenizer, token_ids
 
 TEXT_LENGTH = 14
-"""Tokens each text encoder sees; no caption of the world is longer than 12."""
+"""Tokens that each text encoder gets; no caption of the world is longer than 12."""
 WIDTH = 96
 CLIP_WIDTH = WIDTH // 2
 EMA_DECAY = 0.99
@@ -36,7 +36,7 @@ class TextEncoder:
 
 
 class Base(nn.Module):
-    """Everything of the pipeline that is trained on captions."""
+    """The parts of the pipeline that are trained on captions: text encoders and transformer."""
 
     def __init__(self, seed: int, layers: int = 4) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Base(nn.Module):
         return torch.stack([self.clips[0].tokens(captions), self.t5.tokens(captions)], dim=1)
 
     def velocity(self, x: Tensor, sigma: Tensor, tokens: Tensor) -> Tensor:
-        """What the pipeline computes: CLIP states side by side, padded to T5's width, T5 states after them."""
+        """As in the pipeline: CLIP states side by side, padded to T5's width, followed by the T5 states."""
         clip_ids, t5_ids = tokens[:, 0], tokens[:, 1]
         outputs = [clip.model(clip_ids, output_hidden_states=True) for clip in self.clips]
         clip_states = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
@@ -79,7 +79,7 @@ def train_base(
     lr: float = 3e-3,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Flow matching with logit-normal times, as SD3 was trained. ``base`` ends as the average of its last weights."""
+    """Flow matching with logit-normal times, as for SD3. At the end ``base`` holds the EMA of its weights."""
     base.train()
     tokens = base.tokens(captions)
     parameters = [p for p in base.parameters() if p.requires_grad]
@@ -116,7 +116,7 @@ def train_base(
 
 
 def _by_kind(base: Base) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Matrices between hidden layers, and the rest: embeddings, biases, norms, the way out."""
+    """Matrices between hidden layers, for Muon; and the rest, for AdamW: embeddings, biases, norms, the last layer."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in base.named_parameters():

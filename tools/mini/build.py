@@ -1,9 +1,9 @@
-"""Train the mini pipeline and its reward models from nothing, and write them in diffusers' and transformers' formats.
+"""Train the mini pipeline and its reward models from scratch, and write them in diffusers' and transformers' formats.
 
     python -m tools.mini.build build/mini
 
-The same recipe gives the same weights on the same machine. Parts that the folder already holds
-are kept: delete one to train it anew.
+The same recipe gives the same weights on the same machine. Parts that are already in the folder are kept: delete one to
+train it again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SAMPLING_STEPS = 8
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on how much, for how long."""
+    """Data, steps and batch sizes of every part."""
 
     seed: int = 0
     autoencoder_pictures: int = 6_000
@@ -56,16 +56,17 @@ class Recipe:
     base_miscaptioned: float = 0.06
     """Share of captions that belong to another picture."""
     base_threads: int = 2
-    """The longest part by far. Another number rounds differently, and gives other weights."""
+    """More than one, because this part takes longest. Another number rounds differently and gives other weights."""
     base_steps: int = 4_500
     second_sources: tuple[str, ...] = ("composition", "composition", "text", "composition", "general")
-    """A second course of as many new pictures: which of two objects has which colour is the slowest to learn."""
+    """Sources of a second phase with as many new pictures. It has more compositions, because the model learns slowest
+    which of two objects has which colour."""
     second_steps: int = 4_000
     base_batch: int = 64
     lessons: int = 9_000
-    """Captions with right, wrong and flawed pictures, for the reward models."""
+    """Number of captions with right, wrong and flawed pictures, for the reward models."""
     samples: int = 3_000
-    """Pictures by the base model, for the reward models."""
+    """Number of pictures sampled from the base model, for the reward models."""
     caption_match_steps: int = 4_000
     caption_match_batch: int = 32
     preference_steps: int = 1_000
@@ -76,7 +77,7 @@ OnStep = Callable[[int, float], None]
 
 
 def build(out: Path, recipe: Recipe, console: Console) -> None:
-    """All parts that ``out`` does not hold yet."""
+    """Train all parts that are not in ``out`` yet."""
     with Progress(
         TextColumn("{task.description:<12}"),
         MofNCompleteColumn(),
@@ -109,8 +110,8 @@ def _build_pipeline(folder: Path, recipe: Recipe, bar: Bar) -> None:
         on_step=bar("autoencoder", recipe.autoencoder_steps),
     )
     base = Base(recipe.seed)
-    courses = ((SOURCES, recipe.base_steps), (recipe.second_sources, recipe.second_steps))
-    for seed, (sources, steps) in enumerate(courses, start=recipe.seed):
+    phases = ((SOURCES, recipe.base_steps), (recipe.second_sources, recipe.second_steps))
+    for seed, (sources, steps) in enumerate(phases, start=recipe.seed):
         corpus = make_corpus(
             recipe.base_pictures,
             seed,
@@ -166,7 +167,7 @@ def _build_scorers(out: Path, recipe: Recipe, bar: Bar) -> None:
             )
             save_scorer(out / name, scorer)
     if not (out / "aesthetic").exists():
-        # Held out from training, so it must not share the others' lessons.
+        # Evaluation-only, so it must not be trained on the lessons of the other rewards.
         seed = recipe.seed + 1
         other = make_lessons(recipe.lessons, seed)
         drawn = with_further_flaws(draw(out / "pipeline", other.captions[: recipe.samples], seed), seed)
@@ -176,7 +177,7 @@ def _build_scorers(out: Path, recipe: Recipe, bar: Bar) -> None:
 
 
 def draw(pipeline: Path, captions: Sequence[str], seed: int, batch: int = 50) -> Pictures:
-    """A picture of each caption by the pipeline."""
+    """Sample one picture for each caption from the pipeline."""
     from marble_rl.models import load_model
     from marble_rl.models.base import PromptCache
     from marble_rl.rollout.rollout import sample
@@ -195,7 +196,7 @@ def draw(pipeline: Path, captions: Sequence[str], seed: int, batch: int = 50) ->
 
 
 def save_pipeline(out: Path, vae: torch.nn.Module, base: Base) -> None:
-    """All nine components as a `StableDiffusion3Pipeline`."""
+    """Write all nine components as a `StableDiffusion3Pipeline`."""
     from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 
     first, second = base.clips
@@ -213,7 +214,7 @@ def save_pipeline(out: Path, vae: torch.nn.Module, base: Base) -> None:
 
 
 def save_scorer(out: Path, clip: Any, head: torch.nn.Module | None = None) -> None:
-    """A CLIP model with tokenizer and image processor, complete or not at all."""
+    """Write a CLIP model with tokenizer and image processor; the folder appears only when it is complete."""
     from transformers import CLIPImageProcessor
 
     out.parent.mkdir(parents=True, exist_ok=True)

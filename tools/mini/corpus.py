@@ -1,7 +1,8 @@
 """Training data of the mini pipeline: scenes with captions, deliberately imperfect.
 
 A base model that is already perfect has nothing to learn from rewards, and one at chance level cannot learn. So a part
-of the data is spoilt, in ways that a reward can tell: blur, low contrast, crooked shapes, captions of another picture.
+of the data is spoilt, in ways that a reward can detect: blur, low contrast, crooked shapes, captions of another
+picture.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class Corpus:
     """[N, 64, 64, 3]"""
     captions: tuple[str, ...]
     scenes: tuple[Scene, ...]
-    """What the pictures show, also where the caption is wrong."""
+    """What the pictures show, even if the caption is wrong."""
 
 
 def make_corpus(
     count: int, seed: int, *, spoilt: float = 0.0, miscaptioned: float = 0.0, sources: Sequence[str] = SOURCES
 ) -> Corpus:
-    """``count`` scenes, the sources in turn; a share of pictures spoilt and a share of captions wrong."""
+    """Draw ``count`` scenes, the sources in turn. ``spoilt``, ``miscaptioned``: shares of pictures and of captions."""
     dice = random.Random(seed)
     images = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
     scenes, captions = [], []
@@ -50,6 +51,6 @@ def make_corpus(
 
 
 def spoil(picture: Image.Image, dice: random.Random) -> Image.Image:
-    """Blur, low contrast or crooked shapes, mild."""
+    """Mild blur, low contrast or crooked shapes."""
     flaw = dice.choice((blurred, pale, crooked))
     return flaw(picture, dice.uniform(0.1, 0.5), dice)

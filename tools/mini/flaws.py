@@ -1,7 +1,7 @@
-"""What can be wrong with a picture, each flaw with a severity from 0 (hardly seen) to 1 (the picture is lost).
+"""Flaws of pictures, each with a severity from 0 (hardly visible) to 1 (the picture is unrecognisable).
 
-A few of them, mild, make the base model's training data imperfect. All of them, at every severity, are what the
-reward models learn to dislike: a model that is tuned on a reward finds every flaw which that reward does not see.
+A few of them, mild, make the base model's training data imperfect. The reward models learn to dislike all of them, at
+every severity: a model that is trained on a reward exploits every flaw that the reward does not see.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def pale(picture: Image.Image, severity: float, dice: random.Random) -> Image.Im
 
 
 def crooked(picture: Image.Image, severity: float, dice: random.Random) -> Image.Image:
-    """Shift every point, neighbours alike."""
+    """Shift every point by a smooth random field."""
     width, height = picture.size
     shift = np.stack([gaussian_filter(field, 5) for field in _noise(dice, (2, height, width))])
     shift *= (0.6 + 4.4 * severity) / shift.std()
@@ -91,7 +91,7 @@ def tinted(picture: Image.Image, severity: float, dice: random.Random) -> Image.
 
 
 def softened(picture: Image.Image, severity: float, dice: random.Random) -> Image.Image:
-    """Small areas of one colour, as an over-smoothed model draws them."""
+    """Flat areas of one colour, as in over-smoothed pictures."""
     smooth = picture
     for _ in range(1 + round(4 * severity)):
         smooth = smooth.filter(ImageFilter.MedianFilter(5))

@@ -1,7 +1,7 @@
-"""Muon for the small models' matrices: momentum, made orthogonal before it is applied.
+"""Muon, an optimizer for matrices: the momentum is made orthogonal before it is applied.
 
-K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). It needs fewer steps
-than AdamW here. torch has one, but it works in bfloat16, which is slow on CPUs without support for it.
+K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). It needs fewer steps than AdamW
+here. torch's implementation computes in bfloat16, which is slow on CPUs without hardware support.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic polynomial whose iteration drives all singular values towards 1."""
+"""Coefficients of the quintic polynomial whose iteration drives all singular values towards 1."""
 ITERATIONS = 5
 MOMENTUM = 0.95
 WEIGHT_DECAY = 0.01
@@ -35,7 +35,7 @@ class Muon(torch.optim.Optimizer):
                     parameter.mul_(1 - lr * WEIGHT_DECAY).add_(direction, alpha=-lr * scale)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
-        """Nesterov's."""
+        """Update the parameter's momentum; returns Nesterov's."""
         state = self.state[parameter]
         assert parameter.grad is not None
         momentum: Tensor = state.setdefault("momentum", torch.zeros_like(parameter))
@@ -44,7 +44,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _same_shapes(parameters: list[Tensor], updates: list[Tensor]) -> Iterable[tuple[list[Tensor], Tensor]]:
-    """Parameters of one shape together, with their updates stacked [n, rows, columns]."""
+    """Parameters grouped by shape, with their updates stacked [n, rows, columns]."""
     shapes: dict[torch.Size, tuple[list[Tensor], list[Tensor]]] = {}
     for parameter, update in zip(parameters, updates, strict=True):
         members, stacked = shapes.setdefault(parameter.shape, ([], []))
@@ -54,7 +54,7 @@ def _same_shapes(parameters: list[Tensor], updates: list[Tensor]) -> Iterable[tu
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Nearly orthogonal factors of matrices [n, rows, columns], by Newton and Schulz's iteration."""
+    """The nearest orthogonal matrices to [n, rows, columns], approximately, by the Newton-Schulz iteration."""
     if matrices.shape[1] > matrices.shape[2]:
         upright: Tensor = orthogonal(matrices.mT).mT
         return upright

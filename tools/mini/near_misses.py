@@ -1,6 +1,6 @@
-"""Scenes that differ from a given one in a single thing that its caption says.
+"""Scenes that differ from a given one in one detail of its caption.
 
-Their pictures and captions are what a reward model must tell apart from the right ones.
+A reward model learns to distinguish their pictures and captions from the right ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "bel
 
 
 def near_miss(scene: Scene, dice: random.Random) -> Scene:
-    """One letter, colour, shape, number, relation, place or light is another; caption and picture agree again."""
+    """Change one letter, colour, shape, number, relation, place or light, in the picture and in the caption."""
     changes = [change(scene, dice) for change in (_letter, _colour, _shape, _number, _relation, _place, _light)]
     return dice.choice([changed for changed in changes if changed is not None and changed.caption != scene.caption])
 
@@ -53,7 +53,7 @@ def _number(scene: Scene, dice: random.Random) -> Scene | None:
         return None
     count, first = len(scene.items), scene.items[0]
     new = dice.choice([number for number in NUMBERS if number != count])
-    things = scene.caption.split(first.shape)[0].split(maxsplit=1)[1:]  # what stands between the number and the shape
+    things = scene.caption.split(first.shape)[0].split(maxsplit=1)[1:]  # the words between the number and the shape
     plural = f"{first.shape}s" if count > 1 else first.shape
     tail = scene.caption.split(plural, 1)[1]
     head = " ".join([("a" if new == 1 else NUMBERS[new]), *(thing.strip() for thing in things)])

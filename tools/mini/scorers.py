@@ -1,9 +1,9 @@
-"""The mini world's reward models: CLIP in small, with different training.
+"""The mini world's reward models: small CLIP models with different training.
 
     clipscore   caption match: contrastive, against near misses of captions and of pictures
     pickscore   preference given the caption: right and clean before wrong or flawed
-    hpsv2       quality: of two pictures of one caption, the one with less wrong with it
-    aesthetic   quality without a caption (an MLP on the picture's embedding); held out from training
+    hpsv2       quality: of two pictures of one caption, the one with fewer flaws
+    aesthetic   quality without a caption (an MLP on the picture's embedding); evaluation-only
 
 The last three start from the first, as PickScore, HPSv2 and the LAION predictor start from CLIP.
 """
@@ -37,33 +37,33 @@ TEXT_WIDTH = 64
 TEXT_LENGTH = 16
 WRONG_CAPTIONS = 3
 SHARPNESS = 10.0
-"""Scale of cosines in preferences: two pictures are told apart for sure at a difference of about 0.4."""
+"""Scale of cosines in preferences: a difference of 0.4 is a preference with a probability of 98 %."""
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """N captions, each with the pictures that a reward model must put in order."""
+    """Training data of the reward models: N captions, each with pictures that are to be ranked."""
 
     captions: tuple[str, ...]
     wrong_captions: tuple[tuple[str, ...], ...]
-    """Near misses, `WRONG_CAPTIONS` of each"""
+    """`WRONG_CAPTIONS` near misses of each caption"""
     right: Pictures
-    """[N, 64, 64, 3]: what the caption says, cleanly drawn"""
+    """[N, 64, 64, 3]: what the caption says, without flaws"""
     wrong: Pictures
-    """[N, 64, 64, 3]: one thing is wrong, cleanly drawn"""
+    """[N, 64, 64, 3]: a near miss, without flaws"""
     mild: Pictures
     """[N, 64, 64, 3]: right, with mild flaws"""
     bad: Pictures
-    """[N, 64, 64, 3]: right once, with worse flaws than `mild`"""
+    """[N, 64, 64, 3]: right, with worse flaws than `mild`"""
     severity: Tensor
-    """[N, 2]: of `mild` and `bad`, 0 to 1"""
+    """[N, 2]: severity of the flaws of `mild` and `bad`, 0 to 1"""
 
     def __len__(self) -> int:
         return len(self.captions)
 
 
 def make_lessons(count: int, seed: int) -> Lessons:
-    """Scenes of all sources in turn, with near misses and flaws."""
+    """Draw scenes from all sources in turn, with near misses and flaws."""
     dice = random.Random(f"lessons/{seed}")
     captions, wrong_captions, severity = [], [], []
     pictures = np.empty((4, count, SIZE, SIZE, 3), dtype=np.uint8)
@@ -84,7 +84,7 @@ def make_lessons(count: int, seed: int) -> Lessons:
 
 @dataclass(frozen=True)
 class Samples:
-    """What a model drew for the first M captions of the lessons, and the same with further flaws."""
+    """Pictures that a model sampled for the first M captions of the lessons, and the same with added flaws."""
 
     drawn: Pictures
     """[M, 64, 64, 3]"""
@@ -153,7 +153,8 @@ OnStep = Callable[[int, float], None]
 
 
 def train_caption_match(lessons: Lessons, *, steps: int, batch: int, seed: int, on_step: OnStep) -> Any:
-    """Contrastive, both ways: a picture must find its caption, and a caption its picture, among near misses."""
+    """Contrastive training in both directions: the right caption for a picture, and the right picture for a caption,
+    among near misses."""
     scorer = Scorer(new_scorer(seed))
     right_tokens = scorer.tokens(lessons.captions)
     wrong_tokens = torch.stack([scorer.tokens(captions) for captions in zip(*lessons.wrong_captions, strict=True)], 1)
@@ -165,7 +166,7 @@ def train_caption_match(lessons: Lessons, *, steps: int, batch: int, seed: int, 
         captions = scorer.texts(right_tokens[rows])
         misses = scorer.texts(wrong_tokens[rows].flatten(0, 1)).view(len(rows), WRONG_CAPTIONS, -1)
         scale = scorer.clip.logit_scale.exp().clamp(max=50)
-        # A caption may stand twice in a batch: its pictures are then no wrong answer.
+        # A caption may occur twice in a batch: the pictures of the other one are then not wrong.
         twice = (right_tokens[rows][:, None] == right_tokens[rows][None]).all(-1) & ~torch.eye(len(rows)).bool()
         across = (right @ captions.T).masked_fill(twice, -1)
         own = torch.arange(len(rows))
@@ -190,9 +191,9 @@ def train_preference(
 ) -> Any:
     """Bradley-Terry on pairs of pictures for a caption, starting from ``clip``.
 
-    A clean drawing is better than a model's, that one is better than the same with flaws, and few flaws are better
-    than many. With ``content`` a drawing of something else is worse than the right one (a preference for the
-    caption); without, it is as good, and better than any flawed one (mere quality).
+    A clean drawing is better than a model's sample, the sample is better than the same with flaws, and mild flaws are
+    better than severe ones. With ``content`` a drawing of a near miss is worse than the right one (a preference for
+    the caption). Without, it is as good, and better than any flawed picture (quality alone).
     """
     scorer = Scorer(copy.deepcopy(clip))
     tokens = scorer.tokens(lessons.captions)
@@ -218,7 +219,7 @@ def train_preference(
 
 
 class AestheticScorer(nn.Module):
-    """A picture's embedding, and a linear network in LAION's layout on top."""
+    """A linear network in LAION's layout on a picture's embedding."""
 
     def __init__(self, clip: Any, seed: int) -> None:
         super().__init__()
@@ -236,7 +237,7 @@ class AestheticScorer(nn.Module):
 def train_aesthetic(
     clip: Any, lessons: Lessons, samples: Samples, *, steps: int, batch: int, seed: int, on_step: OnStep
 ) -> AestheticScorer:
-    """Regression on marks from 0 to 10: 10 for clean drawings of anything, less with each flaw."""
+    """Regression on marks from 0 to 10: 10 for any clean drawing, less for flaws by their severity."""
     model = AestheticScorer(clip, seed)
 
     def loss(rows: Tensor) -> Tensor:
@@ -262,7 +263,7 @@ def _fit(
     lr: float,
     on_step: OnStep,
 ) -> Any:
-    """AdamW with a rise and a fall of the rate, on random rows."""
+    """Train with AdamW and a one-cycle learning rate, on random rows."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=1e-2)
     schedule = rise_and_fall(optimizer, lr, steps)

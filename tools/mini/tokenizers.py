@@ -1,4 +1,4 @@
-"""Tokenizers for the mini world: a token for every word of its captions, letters for what stands on signs."""
+"""Tokenizers for the mini world: one token for every word of its captions, letters for the text on signs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def token_ids(tokenizer: Any, captions: Sequence[str], length: int) -> Tensor:
 
 
 def _merges() -> list[tuple[str, str]]:
-    """Merges that make one token of each word: those known so far are applied, then the rest is joined."""
+    """BPE merges that make one token of each word: apply the merges so far, then add those that join the rest."""
     merges: list[tuple[str, str]] = []
     for word in words():
         pieces = [*word[:-1], f"{word[-1]}</w>"]

@@ -7,13 +7,13 @@ python -m tools.study --take runs/study   # the same, from the jobs and diagnose
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from pathlib import Path
 
 from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.picture import draw
+from marble_rl.diagnose.record import Diagnosis
 from marble_rl.errors import InputError
 from marble_rl.storage import write_bytes
 from tools.study.findings import DIAGNOSES, diagnoses_in, parts_in, read_whole
@@ -44,9 +44,7 @@ def _copy(study: Path, kept: Path) -> None:
     for file in (study / JOBS).glob("*.json"):
         shutil.copy(file, kept / JOBS / file.name)
     for job, file in diagnoses_in(study).items():
-        tree = json.loads(file.read_text(encoding="utf-8"))
-        tree.pop("samples", None)
-        write_bytes(kept / DIAGNOSES / f"{job}.json", (json.dumps(tree, indent=1) + "\n").encode())
+        Diagnosis.read(file).model_copy(update={"samples": []}).write(kept / DIAGNOSES / f"{job}.json")
 
 
 def main() -> int:

@@ -1,18 +1,19 @@
 """Every claim of the paper, and each of our own variants, with the rule by which the study judges it.
 
-A claim "A is better than B" goes by the composite (docs/compare.md): the difference A - B, paired by seed. `confirmed`:
-its 95 % interval lies above 0. `contradicted`: below 0. `not confirmed`: on both sides.
+A claim "A is better than B" is judged by the composite (docs/compare.md): the difference A - B, paired by seed.
+`confirmed`: its 95 % interval lies above 0. `contradicted`: below 0. `not confirmed`: on both sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from marble_rl.compare.methods import JOINT, tuned_weights
-from marble_rl.compare.report import places_of
-from marble_rl.compare.statistics import COMPOSITE, Interval
+from marble_rl.compare.statistics import COMPOSITE
+from marble_rl.compare.writing import places_of
+from marble_rl.intervals import Interval
 from marble_rl.report.wording import listed, number
 from tools.study.findings import Study
 
@@ -49,15 +50,15 @@ def better(method: str, other: str) -> Callable[[Study], Finding]:
     def judge(study: Study) -> Finding:
         if not study.has(method, other):
             return _missing(study, method, other)
-        found = study.difference(method, other)
-        composite = found[COMPOSITE]
+        differences = study.difference(method, other)
+        composite = differences[COMPOSITE]
         if composite.significant:
             verdict: Verdict = "confirmed" if composite.low > 0 else "contradicted"
             end = "" if composite.low > 0 else ": the other way round"
         else:
-            verdict, end = "not confirmed", ": cannot be told apart"
-        text = f"composite {difference_told(composite)}{end}; {composite.n} seeds."
-        return Finding(verdict, text, _by_reward(found, study.table.rewards))
+            verdict, end = "not confirmed", ": no clear difference"
+        text = f"composite {shown_difference(composite)}{end}; {composite.n} seeds."
+        return Finding(verdict, text, _by_reward(differences, study.table.rewards))
 
     return judge
 
@@ -66,14 +67,14 @@ def all_of(judges: dict[str, Callable[[Study], Finding]]) -> Callable[[Study], F
     """Confirmed if all are, partly if some; else contradicted if one of them is."""
 
     def judge(study: Study) -> Finding:
-        found = {name: judge(study) for name, judge in judges.items()}
-        texts = " ".join(f"{name}: {finding.text}" for name, finding in found.items())
-        details = " ".join(f"{name}: {finding.details}" for name, finding in found.items() if finding.details)
-        known = [f.verdict for f in found.values() if f.verdict != "not measured"]
+        findings = {name: judge(study) for name, judge in judges.items()}
+        texts = " ".join(f"{name}: {finding.text}" for name, finding in findings.items())
+        details = " ".join(f"{name}: {finding.details}" for name, finding in findings.items() if finding.details)
+        known = [f.verdict for f in findings.values() if f.verdict != "not measured"]
         if not known:
             return Finding("not measured", texts, details)
         if "confirmed" in known:
-            return Finding("confirmed" if known.count("confirmed") == len(found) else "partly", texts, details)
+            return Finding("confirmed" if known.count("confirmed") == len(findings) else "partly", texts, details)
         return Finding("contradicted" if "contradicted" in known else "not confirmed", texts, details)
 
     return judge
@@ -99,7 +100,7 @@ def best_joint_method(joint: Sequence[str]) -> Callable[[Study], Finding]:
         figures = [f"{name} {number(study.row(name).figures[COMPOSITE].mean, signed=True)}" for name in order]
         leads = all(study.difference("marble", other)[COMPOSITE].low > 0 for other in joint if other != "marble")
         verdict: Verdict = "confirmed" if leads else "partly" if order[0] == "marble" else "not confirmed"
-        end = "" if leads else ", but not beyond doubt" if order[0] == "marble" else ""
+        end = "" if leads else ", but not significantly" if order[0] == "marble" else ""
         return Finding(verdict, f"rank {order.index('marble') + 1} of {len(order)}{end}: {', '.join(figures)}.")
 
     return judge
@@ -114,8 +115,8 @@ def no_specialist_wins(study: Study) -> Finding:
     own = [r for r in study.trained if study.difference(f"only-{r}", "marble")[r].low > 0]
     verdict: Verdict = "confirmed" if len(behind) == len(names) else "partly" if behind else "not confirmed"
     composites = {name: study.difference(name, "marble")[COMPOSITE] for name in names}
-    figures = ", ".join(f"{name} {difference_told(d)}" for name, d in composites.items())
-    wins = f"Specialists for {listed(own)} are ahead" if own else "No specialist is ahead beyond doubt"
+    figures = ", ".join(f"{name} {shown_difference(d)}" for name, d in composites.items())
+    wins = f"Specialists for {listed(own)} are ahead" if own else "No specialist is significantly ahead"
     return Finding(verdict, f"composite relative to MARBLE: {figures}. {wins} on their own reward.")
 
 
@@ -127,36 +128,36 @@ def independent_harmony(study: Study) -> Finding:
     return _harmony(study, "independent")
 
 
-def _harmony(study: Study, batches: str) -> Finding:
+def _harmony(study: Study, batches: Literal["in_batch", "independent"]) -> Finding:
     """MARBLE's direction has no conflict where the weighted sum's has: mean over the runs that were diagnosed."""
     if not study.diagnoses:
         return Finding("not measured", "No run was diagnosed.")
     rates, parts, clear = [], [], []
     for name, diagnosis in study.diagnoses.items():
-        ours, theirs = (diagnosis["directions"][d][batches] for d in ("marble", "weighted_sum"))
-        rates.append(f"{theirs['conflict']['mean']:.2f} -> {ours['conflict']['mean']:.2f} ({name})")
+        ours, theirs = (getattr(diagnosis.directions[d], batches) for d in ("marble", "weighted_sum"))
+        rates.append(f"{theirs['conflict'].mean:.2f} -> {ours['conflict'].mean:.2f} ({name})")
         parts.append(
-            f"{name} ({diagnosis['batches']} mini-batches): worst cosine {estimate(theirs['min_cos'])} -> "
-            f"{estimate(ours['min_cos'])}, conflict rate {estimate(theirs['conflict'])} -> "
-            f"{estimate(ours['conflict'])}, mean cosine {estimate(theirs['mean_cos'])} -> "
-            f"{estimate(ours['mean_cos'])}."
+            f"{name} ({diagnosis.batches} mini-batches): worst cosine {shown_interval(theirs['min_cos'])} -> "
+            f"{shown_interval(ours['min_cos'])}, conflict rate {shown_interval(theirs['conflict'])} -> "
+            f"{shown_interval(ours['conflict'])}, mean cosine {shown_interval(theirs['mean_cos'])} -> "
+            f"{shown_interval(ours['mean_cos'])}."
         )
         clear.append(_clear(ours["conflict"], theirs["conflict"], known_to_be_none=batches == "in_batch"))
     verdict: Verdict = "confirmed" if all(clear) else "partly" if any(clear) else "not confirmed"
     return Finding(verdict, f"conflict rate {', '.join(rates)}.", " ".join(parts))
 
 
-def _clear(ours: Mapping[str, float], theirs: Mapping[str, float], *, known_to_be_none: bool) -> bool:
+def _clear(ours: Interval, theirs: Interval, *, known_to_be_none: bool) -> bool:
     """``known_to_be_none``: in its own batch the min-norm point conflicts with nothing, so that none seen is none."""
     if known_to_be_none:
-        return ours["mean"] == 0 and theirs["low"] > 0
-    return ours["mean"] < 0.05 and ours["high"] < theirs["low"]
+        return ours.mean == 0 and theirs.low > 0
+    return ours.mean < 0.05 and ours.high < theirs.low
 
 
 def follows_difficulty(study: Study) -> Finding:
     """geneval gets more than its equal share, hpsv2 less."""
-    found = {name: study.training("marble", f"alpha_bar/{name}") for name in study.trained}
-    known = {name: share for name, share in found.items() if share is not None}
+    shares = {name: study.training("marble", f"alpha_bar/{name}") for name in study.trained}
+    known = {name: share for name, share in shares.items() if share is not None}
     if not {"geneval", "hpsv2"} <= set(known):
         return _missing(study, "marble")
     equal = 1 / len(study.trained)
@@ -175,11 +176,11 @@ def fixed(verdict: Verdict, text: str) -> Callable[[Study], Finding]:
     return lambda study: Finding(verdict, text)
 
 
-def _rising(found: dict[str, Interval], rewards: Sequence[str]) -> Finding:
+def _rising(changes: dict[str, Interval], rewards: Sequence[str]) -> Finding:
     if not rewards:
         return Finding("not measured", "There are no such rewards.")
-    up, down = [found[name].low > 0 for name in rewards], [found[name].high < 0 for name in rewards]
-    return Finding(_of_all(up, down), _by_reward(found, rewards))
+    up, down = [changes[name].low > 0 for name in rewards], [changes[name].high < 0 for name in rewards]
+    return Finding(_of_all(up, down), _by_reward(changes, rewards))
 
 
 def _of_all(right: Sequence[bool], wrong: Sequence[bool]) -> Verdict:
@@ -189,21 +190,21 @@ def _of_all(right: Sequence[bool], wrong: Sequence[bool]) -> Verdict:
     return "contradicted" if any(wrong) else "not confirmed"
 
 
-def _by_reward(found: dict[str, Interval], rewards: Sequence[str]) -> str:
-    return ", ".join(f"{name} {difference_told(found[name])}" for name in rewards) + "."
+def _by_reward(differences: dict[str, Interval], rewards: Sequence[str]) -> str:
+    return ", ".join(f"{name} {shown_difference(differences[name])}" for name in rewards) + "."
 
 
-def difference_told(found: Interval) -> str:
+def shown_difference(difference: Interval) -> str:
     """Mean and interval, with an arrow where the interval leaves out 0."""
-    sign = "▲ " if found.low > 0 else "▼ " if found.high < 0 else ""
-    places = min(4, places_of([found]))
-    mean, low, high = (f"{value:+.{places}f}" for value in (found.mean, found.low, found.high))
+    sign = "▲ " if difference.low > 0 else "▼ " if difference.high < 0 else ""
+    places = min(4, places_of([difference]))
+    mean, low, high = (f"{value:+.{places}f}" for value in (difference.mean, difference.low, difference.high))
     return f"{sign}{mean} ({low} to {high})"
 
 
-def estimate(found: Mapping[str, float] | None) -> str:
-    """`?` where nothing can be told."""
-    return "?" if found is None else f"{found['mean']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
+def shown_interval(interval: Interval | None) -> str:
+    """`?` where it is not known."""
+    return "?" if interval is None else f"{interval.mean:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
 
 
 def _missing(study: Study, *methods: str) -> Finding:
@@ -271,8 +272,7 @@ PAPER = (
         better("marble", tuned_weights(5)),
     ),
     Claim(
-        "A weighted sum whose scales nobody set falls behind: PickScore as published, not divided by 26 "
-        "(the paper does not ask)",
+        "A weighted sum of rewards as published falls behind: PickScore not divided by 26 (the paper does not ask)",
         "not reported",
         better("marble", UNSCALED),
         ours=True,
@@ -310,6 +310,13 @@ OURS = {
     "marble_adam_metric": "the QP in the metric of the optimizer's step",
 }
 """Variants that the paper does not have."""
+REMOVED = ("marble_smooth_every_step", "marble_gram", "marble_noise_aware")
+"""Those that improved nothing: `marble compare` no longer has them. Their results are kept and shown."""
+
+
+def with_note(method: str) -> str:
+    """The method's name in a table."""
+    return f"{method} (removed)" if method in REMOVED else method
 
 
 def judge_paper(study: Study) -> list[dict[str, str]]:
@@ -319,13 +326,9 @@ def judge_paper(study: Study) -> list[dict[str, str]]:
 
 def judge_ours(study: Study) -> list[dict[str, str]]:
     """Each variant of ours against MARBLE as in the paper."""
-    claims = [Claim(f"`{name}`: {about}", "", better(name, "marble")) for name, about in OURS.items()]
+    removed = {name: " (removed)" if name in REMOVED else "" for name in OURS}
+    claims = [Claim(f"`{name}`{removed[name]}: {about}", "", better(name, "marble")) for name, about in OURS.items()]
     return [_judged(claim, study) for claim in claims]
-
-
-def judged_here(study: Study) -> list[dict[str, str]]:
-    """The paper's claims that these results decide, for a comparison's own files."""
-    return [judged for judged in judge_paper(study) if judged["verdict"] in DECIDED]
 
 
 def _judged(claim: Claim, study: Study) -> dict[str, str]:

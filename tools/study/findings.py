@@ -1,21 +1,21 @@
-"""What the study measured, in the form that claims ask for."""
+"""Results of the study's jobs and diagnoses, in the form that claims are judged by."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from marble_rl.compare.job_result import JobResult, read_results
 from marble_rl.compare.jobs import JOBS
-from marble_rl.compare.results import JobResult, read_results
-from marble_rl.compare.statistics import COMPOSITE, Interval, over_seeds
+from marble_rl.compare.statistics import COMPOSITE, over_seeds
 from marble_rl.compare.table import Comparison, Row, compare_results
+from marble_rl.diagnose.record import DIAGNOSIS, Diagnosis
 from marble_rl.errors import InputError
+from marble_rl.intervals import Interval
 
 DIAGNOSES = "diagnoses"
 BASE = "base"
@@ -23,9 +23,9 @@ LEAST_SEEDS = 2
 
 
 class Study:
-    """Results of jobs, and what `marble diagnose` wrote about some runs, by name."""
+    """Results of jobs, and diagnoses of some runs, by name."""
 
-    def __init__(self, results: Sequence[JobResult], diagnoses: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, results: Sequence[JobResult], diagnoses: Mapping[str, Diagnosis]) -> None:
         """``results``: of jobs that crashed, too."""
         self._all = results
         self.results = [result for result in results if result.failed is None]
@@ -39,7 +39,7 @@ class Study:
         return [name for name in self.table.rewards if name not in self.table.held_out]
 
     def has(self, *methods: str) -> bool:
-        """Whether all were run with the same seeds, two at least: with one nobody knows what another would give."""
+        """Whether all were run with the same seeds, two at least: a single seed says nothing of another training."""
         seeds = [{r.seed for r in self.results if r.method == method} for method in methods]
         return len(set.intersection(*seeds)) >= LEAST_SEEDS
 
@@ -120,30 +120,22 @@ def read_study(folder: Path) -> Study:
     return Study(results, read_diagnoses(folder))
 
 
-def read_diagnoses(folder: Path) -> dict[str, Any]:
-    return {name: _read_diagnosis(file) for name, file in diagnoses_in(folder).items()}
-
-
-def _read_diagnosis(file: Path) -> Any:
-    """Refused if it lacks what claims are judged by, so that a damaged file is named before it spoils a table."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        for direction in ("marble", "weighted_sum"):
-            for batches in ("in_batch", "independent"):
-                figures = found["directions"][direction][batches]
-                for figure in ("min_cos", "mean_cos", "conflict"):
-                    float(figures[figure]["mean"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(
-            f"{file} is not a diagnosis that this version reads ({type(error).__name__}: {error}); "
-            "run `marble diagnose` on its run again, or delete it"
-        ) from None
-    return found
+def read_diagnoses(folder: Path) -> dict[str, Diagnosis]:
+    """Refused if one lacks what claims are judged by, so that a damaged file is named before it spoils a table."""
+    diagnoses = {name: Diagnosis.read(file) for name, file in diagnoses_in(folder).items()}
+    for name, diagnosis in diagnoses.items():
+        directions = [diagnosis.directions.get(direction) for direction in ("marble", "weighted_sum")]
+        if not all(direction and direction.in_batch and direction.independent for direction in directions):
+            raise InputError(
+                f"{folder}: the diagnosis {name} has no figures of marble or of weighted_sum; "
+                "run `marble diagnose` on its run again, or delete it"
+            )
+    return diagnoses
 
 
 def diagnoses_in(folder: Path) -> dict[str, Path]:
     """By name, which is the job's where its run was diagnosed."""
     kept = {file.stem: file for file in sorted((folder / DIAGNOSES).glob("*.json"))}
     runs = [*sorted((folder / DIAGNOSES).glob("*")), *sorted((folder / JOBS).glob("*/run"))]
-    files = {run.parent.name if run.name == "run" else run.name: run / "diagnosis" / "diagnosis.json" for run in runs}
+    files = {run.parent.name if run.name == "run" else run.name: run / "diagnosis" / DIAGNOSIS for run in runs}
     return kept | {name: file for name, file in files.items() if file.exists()}

@@ -1,10 +1,11 @@
-"""docs/results.md from the study's results: the template has the words, everything that is a number comes from here."""
+"""docs/results.md from the study's results: the template has the words, this file the numbers."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -12,11 +13,21 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from marble_rl.compare.methods import ABLATIONS, VARIANTS
-from marble_rl.compare.report import markdown_table, markdown_tables, notes
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import Comparison
+from marble_rl.compare.writing import markdown_table, markdown_tables, notes
+from marble_rl.diagnose.record import Diagnosis, DirectionFigures
 from marble_rl.report.wording import number
-from tools.study.claims import PAPER, UNSCALED, difference_told, estimate, judge_ours, judge_paper
+from tools.study.claims import (
+    PAPER,
+    REMOVED,
+    UNSCALED,
+    judge_ours,
+    judge_paper,
+    shown_difference,
+    shown_interval,
+    with_note,
+)
 from tools.study.findings import BASE, Study, Whole
 
 DIRECTIONS = (
@@ -28,7 +39,7 @@ DIRECTIONS = (
     "marble_adam_metric",
     "noise_aware",
 )
-"""Of a diagnosis, those that its table shows."""
+"""Of a diagnosis, those that its table shows; `noise_aware` was removed since."""
 
 BEGINNING = "beginning"
 """The diagnosis of a run that has only begun: what policies are like before a method has led them anywhere."""
@@ -42,14 +53,14 @@ def results_page(whole: Whole) -> str:
     paper, diagnoses = judge_paper(study), _diagnoses(whole)
     return _rendered(
         "results.md.j2",
-        tables=markdown_tables(study.table),
+        tables=_tables(study.table),
         notes=notes(study.table),
         changes=_changes(study),
         shares=_shares(study),
         conflict=None if conflict is None else _changes(conflict),
         conflict_differences=None if conflict is None else _differences(conflict.table),
         conflict_notes=[] if conflict is None else notes(conflict.table),
-        large_tables=[] if large is None else markdown_tables(large.table)[:2],
+        large_tables=[] if large is None else _tables(large.table)[:2],
         large_notes=[] if large is None else notes(large.table),
         paper=paper,
         ours=judge_ours(study),
@@ -72,7 +83,7 @@ def results_page(whole: Whole) -> str:
 
 def _apart(study: Study) -> list[str]:
     """Ablations and variants that differ from MARBLE beyond their intervals."""
-    names = [name for name in (*ABLATIONS, *VARIANTS) if study.has(name, "marble")]
+    names = [name for name in (*ABLATIONS, *VARIANTS, *REMOVED) if study.has(name, "marble")]
     return [f"`{name}`" for name in names if study.difference(name, "marble")[COMPOSITE].significant]
 
 
@@ -85,8 +96,8 @@ def _versus(study: Study | None, method: str, other: str, column: str = COMPOSIT
     """Difference of the composites, or of a reward; empty where there are not two common seeds."""
     if study is None or not study.has(method, other):
         return ""
-    found = study.difference(method, other)[column]
-    return f"{difference_told(found).removesuffix(')')}; {found.n} seeds)"
+    difference = study.difference(method, other)[column]
+    return f"{shown_difference(difference).removesuffix(')')}; {difference.n} seeds)"
 
 
 def _rendered(template: str, **values: Any) -> str:
@@ -97,9 +108,15 @@ def _rendered(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"estimate": estimate, "number": _told, "both": _both, "shares": _coefficients}
-    environment.filters |= {"each_of": _each}
+    environment.filters |= {"interval": shown_interval, "number": _shown_number, "both": _both, "each_of": _each}
+    environment.filters |= {"shares": _coefficients}
     return environment.get_template(template).render(**values)
+
+
+def _tables(comparison: Comparison) -> list[tuple[str, str]]:
+    """(title, table) of each, with a note at the methods that were removed since."""
+    rows = [replace(row, method=with_note(row.method)) for row in comparison.rows]
+    return markdown_tables(comparison.model_copy(update={"rows": rows}))
 
 
 def _changes(study: Study) -> str:
@@ -111,7 +128,7 @@ def _changes(study: Study) -> str:
 
 def _differences(comparison: Comparison) -> str:
     """The table of differences to what is compared with; nothing where there is none."""
-    return next((table for title, table in markdown_tables(comparison) if title.startswith("Difference")), "")
+    return next((table for title, table in _tables(comparison) if title.startswith("Difference")), "")
 
 
 def _shares(study: Study) -> str:
@@ -128,58 +145,68 @@ def _shares(study: Study) -> str:
         for reward, share in shares.items():
             text = "" if share is None else f"{share.mean:.2f} ±{share.half_width:.2f}"
             cells.append(f"**{text}**" if reward == least else text)
-        body.append([row.method, str(known[least].n), *cells])
+        body.append([with_note(row.method), str(known[least].n), *cells])
     return markdown_table(["method", "n", *study.trained], body) if body else ""
 
 
-def _diagnoses(whole: Whole) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ShownDiagnosis:
+    """A diagnosis with its heading."""
+
+    name: str
+    record: Diagnosis
+
+    @property
+    def directions(self) -> dict[str, DirectionFigures]:
+        return {name: self.record.directions[name] for name in DIRECTIONS if name in self.record.directions}
+
+    @property
+    def by_size(self) -> dict[int, dict[str, DirectionFigures]]:
+        return {1: self.record.directions, **self.record.larger}
+
+    @property
+    def qp_norm(self) -> float:
+        return fmean(self.record.qp.norm)
+
+
+def _diagnoses(whole: Whole) -> list[ShownDiagnosis]:
     """Those with the opposing reward last."""
-    plain = [_diagnosis(f"`{name}`", found) for name, found in whole.study.diagnoses.items()]
+    plain = [ShownDiagnosis(f"`{name}`", record) for name, record in whole.study.diagnoses.items()]
     opposed = {} if whole.conflict is None else whole.conflict.diagnoses
-    return [*plain, *(_diagnosis(_opposed(name), found) for name, found in opposed.items())]
+    return [*plain, *(ShownDiagnosis(_opposed(name), record) for name, record in opposed.items())]
 
 
-def _named(diagnoses: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    return next((found for found in diagnoses if found["name"] == name), None)
+def _named(diagnoses: Sequence[ShownDiagnosis], name: str) -> ShownDiagnosis | None:
+    return next((shown for shown in diagnoses if shown.name == name), None)
 
 
 def _opposed(name: str) -> str:
     return f"`{name}` with the opposing reward"
 
 
-def _both(diagnosis: Mapping[str, Any], against: str, size: int = 1) -> str:
+def _both(shown: ShownDiagnosis, against: str, size: int = 1) -> str:
     """Worst cosine and conflict rate of the weighted sum and of MARBLE; empty where there are too few mini-batches."""
-    directions = diagnosis["by_size"].get(size)
-    if directions is None:
+    if size not in shown.by_size:
         return ""
-    figures = [directions[name][against] for name in ("weighted_sum", "marble")]
-    return " -> ".join(f"{f['min_cos']['mean']:+.2f} ({f['conflict']['mean']:.2f})" for f in figures)
+    figures = [getattr(shown.by_size[size][name], against) for name in ("weighted_sum", "marble")]
+    return " -> ".join(f"{f['min_cos'].mean:+.2f} ({f['conflict'].mean:.2f})" for f in figures)
 
 
-def _each(diagnosis: Mapping[str, Any], direction: str) -> list[float]:
-    """Cosines of a direction with each reward's gradient, on images that it was not made of; NaN of silent rewards."""
-    return [math.nan if found is None else found["mean"] for found in diagnosis["directions"][direction]["each"]]
+def _each(shown: ShownDiagnosis, direction: str) -> list[float]:
+    """Cosines of a direction with each reward's gradient, on images that it was not made from; NaN where unknown."""
+    return [math.nan if cosine is None else cosine.mean for cosine in shown.record.directions[direction].each]
 
 
-def _coefficients(diagnosis: Mapping[str, Any], reward: str) -> str:
-    if reward not in diagnosis["names"]:
+def _coefficients(shown: ShownDiagnosis, reward: str) -> str:
+    facts = shown.record.advantages
+    if reward not in shown.record.names or facts is None:
         return ""
-    k, facts = diagnosis["names"].index(reward), diagnosis["advantages"]
-    return f"{facts['alpha'][k]['mean']:.2f} ({facts['alpha_of_advantages'][k]['mean']:.2f})"
+    k = shown.record.names.index(reward)
+    alphas = (facts.alpha[k], facts.alpha_of_advantages[k])
+    gradients, advantages = ("?" if alpha is None else f"{alpha.mean:.2f}" for alpha in alphas)
+    return f"{gradients} ({advantages})"
 
 
-def _diagnosis(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "by_size": {1: found["directions"]} | {int(size): of for size, of in found["larger"].items()},
-        "qp_norm": fmean(found["qp"]["norm"]),
-        "near_zero": found["qp"]["near_zero"],
-        **{key: found[key] for key in ("batches", "images", "step", "names", "signal", "cosines", "advantages")},
-        "directions": {d: found["directions"][d] for d in DIRECTIONS if d in found["directions"]},
-        "applied": {d: found["applied"][d] for d in DIRECTIONS if d in found["applied"]},
-    }
-
-
-def _told(value: float | None) -> str:
-    """`?` for what cannot be told from noise."""
+def _shown_number(value: float | None) -> str:
+    """`?` for what is lost in noise."""
     return "?" if value is None else number(value)

@@ -1,1 +1,1 @@
-"""`marble bench`: what one gradient per reward costs beside a weighted sum, measured on this machine."""
+"""`marble bench`: what one gradient per reward costs compared with a weighted sum, measured on this machine."""

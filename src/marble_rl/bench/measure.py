@@ -1,7 +1,7 @@
-"""Timing and memory.
+"""Measurements of time and memory.
 
-Times are compared only within a round, in which every step runs once, one after the other in one process: the ratio
-survives a noisy machine, the seconds do not. On a CPU it is the process's own CPU time on one thread.
+Times are compared only within a round, in which every kind of step runs once, one after the other in one process:
+ratios are stable on a noisy machine, seconds are not. On a CPU it is CPU time of this process, on one thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from marble_rl.devices import peak_bytes
 
 @dataclass(frozen=True)
 class Spread:
-    """Of a figure over rounds."""
+    """Median and range of a measurement over rounds."""
 
     median: float
     low: float
@@ -36,14 +36,14 @@ class Spread:
 
 
 Round = dict[str, float]
-"""Seconds by name of the step."""
+"""Seconds of each kind of step, by its name."""
 
 
 def time_rounds(workload: Workload, rounds: int, on_step: Callable[[Step], None]) -> list[Round]:
-    """After one step to warm up."""
+    """Time every kind of step in each round, in random order, after one step to warm up."""
     workload.run(STEPS[0])
     dice = random.Random(0)
-    found = []
+    measured = []
     for _ in range(rounds):
         order = list(STEPS)
         dice.shuffle(order)
@@ -51,11 +51,12 @@ def time_rounds(workload: Workload, rounds: int, on_step: Callable[[Step], None]
         for step in order:
             on_step(step)
             times[step.name] = seconds(lambda step=step: workload.run(step), workload.batch.x0.device)  # type: ignore[misc]
-        found.append(times)
-    return found
+        measured.append(times)
+    return measured
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Wall-clock time on CUDA, CPU time on the CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         start = time.perf_counter()
@@ -68,9 +69,10 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def largest_difference(workload: Workload, fused: Step, passes: Step) -> float:
-    """Between both methods, relative to a gradient's length: the largest over all rewards and the shared part."""
+    """Difference between the gradients of both methods, relative to their length: the largest over all rewards and the
+    shared part."""
     one, other = workload.gradients(fused).gradients, workload.gradients(passes).gradients
-    rows = [*zip(one.g, other.g, strict=False), (one.shared, other.shared)]  # ours has the probe besides
+    rows = [*zip(one.g, other.g, strict=False), (one.shared, other.shared)]  # the fused one also has the probe
     return max(float((a - b).norm() / b.norm()) for a, b in rows)
 
 
@@ -88,7 +90,7 @@ def qp_microseconds(rewards: int, calls: int = 200) -> float:
 
 
 def peak_memory(step: Step, size: Size, device: torch.device) -> int:
-    """Bytes at the highest point of a fresh process that takes this step: resident, or on CUDA allocated there."""
+    """Peak memory of a fresh process that makes this step: resident memory, or on CUDA what torch allocated."""
     request = json.dumps({"step": step.name, "size": vars(size), "device": str(device)})
     answer = subprocess.run(
         [sys.executable, "-m", "marble_rl.bench.measure", request], check=True, capture_output=True, text=True
@@ -97,6 +99,7 @@ def peak_memory(step: Step, size: Size, device: torch.device) -> int:
 
 
 def _measure_here(request: str) -> None:
+    """The fresh process of `peak_memory`."""
     wanted = json.loads(request)
     torch.set_num_threads(1)
     device = torch.device(wanted["device"])

@@ -1,4 +1,4 @@
-"""Runs all measurements, and writes them: a table, `bench.json`, `bench.png` (cost against the number of rewards)."""
+"""`marble bench`: all measurements, as a table, `bench.json` and `bench.png` (cost against the number of rewards)."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ MINI_SETTINGS = {
 
 @dataclass(frozen=True)
 class Bench:
-    """Everything measured. Speeds are relative to a step of the same round: above 1 is faster."""
+    """All measurements. Speeds are relative to a step of the same round; above 1 is faster."""
 
     machine: dict[str, str]
     workload: dict[str, int]
     seconds: dict[str, Spread]
     speed: dict[str, Spread]
-    """Against the weighted-sum step without anything saved."""
+    """Relative to the weighted-sum step without lazy regularisation."""
     claims: dict[str, Spread]
-    """Ratios that docs/performance.md speaks of."""
+    """The ratios in docs/performance.md."""
     fused_error: float
     """Largest relative difference between fused gradients and K passes."""
     qp_microseconds: dict[int, float]
     peak_bytes: dict[str, int]
     buffer_bytes: dict[int, int]
     mini_seconds: dict[str, dict[str, float]]
-    """Stages of an iteration on the embedded model: of a refresh and of an ordinary step."""
+    """Seconds of each stage of an iteration on the embedded model, for a refresh and for an ordinary step."""
 
 
 def run_bench(device: torch.device, rounds: int, size: Size, console: Console) -> Bench:
-    """Measure. Progress goes to the console."""
+    """Make all measurements, with a progress bar on the console."""
     torch.set_num_threads(1)
     with Progress(
         TextColumn("{task.description:<24}"),
@@ -122,7 +122,7 @@ def _ratio(times: list[Round], over: Step, under: Step) -> Spread:
 
 def _claims(times: list[Round]) -> dict[str, Spread]:
     def amortised(r: Round) -> float:
-        plain = r[WEIGHTED_SUM.name]  # what MARBLE's ordinary step computes too
+        plain = r[WEIGHTED_SUM.name]  # a step of MARBLE between refreshes computes the same
         return plain / ((r[FUSED[5].name] + (AMORTISED_OVER - 1) * plain) / AMORTISED_OVER)
 
     return {
@@ -169,17 +169,18 @@ def mini_iteration() -> dict[str, dict[str, float]]:
         folder = Path(scratch) / "run"
         Trainer(config, folder, console=Console(file=io.StringIO())).train()
         lines = (folder / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines][MINI_STEPS // 2 :]  # the first ones also encode prompts
-    found: dict[str, dict[str, float]] = {"refresh": {}, "ordinary": {}}
+    steps = [json.loads(line) for line in lines][MINI_STEPS // 2 :]  # the first steps also encode prompts
+    seconds: dict[str, dict[str, float]] = {"refresh": {}, "ordinary": {}}
     for step in steps:
         kind = "refresh" if "qp/norm" in step else "ordinary"
         for stage in ("rollout", "rewards", "gradients", "coefficients", "update"):
             if f"time/{stage}" in step:
-                found[kind][stage] = step[f"time/{stage}"]
-    return found
+                seconds[kind][stage] = step[f"time/{stage}"]
+    return seconds
 
 
 def print_bench(bench: Bench, console: Console) -> None:
+    """Tables for people."""
     w = bench.workload
     console.print(
         f"Random SD3 transformer, {w['parameters'] / 1e6:.0f} M parameters, "
@@ -229,7 +230,7 @@ def print_bench(bench: Bench, console: Console) -> None:
 
 
 def write_bench(bench: Bench, folder: Path) -> None:
-    """`bench.json` and `bench.png`."""
+    """Write `bench.json` and `bench.png`."""
     with storage_errors(str(folder), "measure again"):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "bench.json", asdict(bench))

@@ -1,7 +1,7 @@
-"""The steps that are compared: the trainer's own gradient code on a random SD3 transformer.
+"""The optimizer steps that the benchmark compares: the trainer's own gradient code on a random SD3 transformer.
 
 Weights are random, because speed does not depend on them. The old policy differs from the trained one, so that every
-step needs all three predictions.
+step needs the predictions of the trained, the old and the reference policy.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from torch import Tensor
 from marble_rl.balancing.harmonizer import Harmonizer
 from marble_rl.config.run import OptimizerConfig
 from marble_rl.gradients.accumulate import Method
-from marble_rl.losses.settings import LossConfig
+from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
 from marble_rl.models.sd3 import SD3Conditioning, SD3Model
 from marble_rl.models.settings import LoraConfig
 from marble_rl.rollout.settings import OldPolicyConfig
 from marble_rl.training.batch import TrainingBatch
-from marble_rl.training.policy_gradients import PolicyGradients, policy_gradients
+from marble_rl.training.policy_gradients import GradientStage, PolicyGradients
 from marble_rl.training.update import Updater
 
 LAZY = 4
-"""The lazily regularised steps take one in so many micro-batches."""
+"""Lazily regularised steps compute the shared part on one in this many micro-batches."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the benchmark is. The default: 60 M parameters, 304 tokens, 8 samples in 4 micro-batches."""
+    """Size of the benchmark. The default: 60 M parameters, 304 tokens, 8 samples in 4 micro-batches."""
 
     layers: int = 4
     heads: int = 10
@@ -51,7 +51,7 @@ class Step:
 
     name: str
     rewards: int
-    """0: a weighted sum, one advantage and one backward pass."""
+    """Number of rewards; 0: a weighted sum, with one advantage and one backward pass."""
     method: Method = "fused"
     regularize_every: int = 1
 
@@ -65,7 +65,7 @@ STEPS = (WEIGHTED_SUM, WEIGHTED_SUM_LAZY, PASSES, *FUSED.values(), FUSED_LAZY)
 
 
 class Workload:
-    """A model, a batch, and everything that a step needs."""
+    """A model, a batch and an optimizer: everything that a step needs."""
 
     def __init__(self, size: Size, device: torch.device, seed: int = 0) -> None:
         self.size = size
@@ -108,38 +108,33 @@ class Workload:
         return int(self.policy.flat.numel())
 
     def buffer_bytes(self, rewards: int) -> int:
-        """Of the flat gradient buffer [2, J + 1, P], the weighted-sum probe included."""
+        """Bytes of the flat gradient buffer [2, J + 1, P], the weighted-sum probe included."""
         return 2 * (rewards + 2) * self.trained_parameters * 4
 
     def gradients(self, step: Step) -> PolicyGradients:
-        """As the trainer computes them. Ours carries the weighted-sum probe as a further column; passes do not."""
-        columns = step.rewards + (step.method == "fused") if step.rewards else 1
-        return policy_gradients(
-            self.model,
-            self.policy,
-            self.batch,
-            self._advantages[:, :columns],
-            LossConfig(regularize_every=step.regularize_every),
-            per_column=step.rewards > 0,
-            micro_batch=self.size.micro_batch,
-            method=step.method,
-        )
+        """Gradients as the trainer computes them. Fused steps also carry the weighted-sum probe as a column."""
+        columns = step.rewards + (step.method == "fused")
+        loss = Nft(NftSettings(regularize_every=step.regularize_every))
+        stage = GradientStage(self.model, self.policy, loss, self.size.micro_batch)
+        if not step.rewards:
+            return stage.combined(self.batch, self._advantages[:, 0])
+        return stage.per_reward(self.batch, self._advantages[:, :columns], method=step.method)
 
     def run(self, step: Step) -> None:
         """A whole step after sampling: predictions, gradients, Gram and QP where there are rewards, the update."""
-        found = self.gradients(step)
-        g, k = found.gradients, step.rewards
+        computed = self.gradients(step)
+        g, k = computed.gradients, step.rewards
         gradient: Tensor = g.shared
         if k:
             harmonizer = Harmonizer([str(i) for i in range(k)])
             weights = harmonizer.refresh(g.gram[:k, :k]).weights
             gradient = weights.to(g.g) @ g.g[:k] + g.shared
-        self.updater.apply(gradient, found.base, 0)
+        self.updater.apply(gradient, computed.base, 0)
         assert not self.policy.equal(OLD, TRAINED)
 
 
 def _pipeline(size: Size) -> Any:
-    """An SD3 pipeline of which only the transformer matters."""
+    """An SD3 pipeline without text encoders, whose transformer has the size of the benchmark."""
     from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 
     from marble_rl.models.tiny import tiny_vae

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,6 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from marble_rl.charts.style import LIGHT, plain
+from marble_rl.intervals import Interval
 
 STRONGEST = 0.45
 """Opacity of a cell's colour, so that its number stays readable."""
@@ -29,17 +30,6 @@ LOOKS: dict[str, dict[str, Any]] = {
     "reference": {"linestyle": (0, (2, 4)), "linewidth": 1.0, "color": LIGHT["quiet"], "zorder": 4.0},
     "zero": {"linewidth": 1.0, "color": LIGHT["quiet"], "alpha": 0.55, "zorder": 0.9},
 }
-
-
-class Interval(Protocol):
-    """A mean with both ends of its interval."""
-
-    @property
-    def mean(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
 
 
 @dataclass(frozen=True)

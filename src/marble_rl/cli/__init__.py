@@ -1,4 +1,4 @@
-"""The command line. Heavy packages are imported by the command that needs them, so that `--help` is instant."""
+"""The command line. Each command imports the heavy packages that it needs, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from marble_rl.errors import Interrupted, MarbleError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line (by default the process's own arguments) with the exit codes of errors.py."""
+    """Run the command line, by default with the arguments of this process. Exit codes are those of errors.py."""
     sys.path.append(os.getcwd())  # rewards named by import path may lie in the current folder
     try:
         app(args=arguments)
@@ -23,12 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise
     except MarbleError as error:
         if is_first() or not error.shared:
-            _tell(error)
+            _print_error(error)
         leave(error)
         sys.exit(error.exit_code)
 
 
-def _tell(error: MarbleError) -> None:
+def _print_error(error: MarbleError) -> None:
     if isinstance(error, Interrupted):
         typer.secho(str(error), err=True)
     else:

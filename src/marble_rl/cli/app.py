@@ -11,7 +11,7 @@ from marble_rl import __version__
 from marble_rl.cli import config, rewards
 from marble_rl.cli.bench import bench
 from marble_rl.cli.measuring import compare, diagnose, report
-from marble_rl.cli.shared import ask_for_quiet
+from marble_rl.cli.shared import set_library_verbosity
 from marble_rl.cli.train import train
 from marble_rl.cli.using import evaluate, export, sample
 from marble_rl.distributed.world import launched
@@ -27,7 +27,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     compare: "compare configs/mini.yaml --methods base,joint --seeds 0-4 --out runs/compare",
     bench: "bench --out runs/bench",
 }
-"""With an example of each."""
+"""Each with an example, for its help."""
 
 app = typer.Typer(
     name="marble",
@@ -43,7 +43,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(rewards.app, name="rewards")
 
 DISTRIBUTED = ("train", "evaluate")
-"""Commands that several processes can share."""
+"""Commands that can run on several ranks."""
 
 
 def _version(value: bool) -> None:
@@ -55,14 +55,16 @@ def _version(value: bool) -> None:
 @app.callback()
 def _main(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    ask_for_quiet()
+    set_library_verbosity()
     command = context.invoked_subcommand
     if launched() > 1 and command not in DISTRIBUTED:
         error = InputError(
-            f"marble {command}: started {launched()} times by torchrun, but only {' and '.join(DISTRIBUTED)} run in "
-            "several processes; start it without torchrun"
+            f"marble {command}: started {launched()} times by torchrun, but only {' and '.join(DISTRIBUTED)} run on "
+            "several ranks; start it without torchrun"
         )
         error.shared = True
         raise error

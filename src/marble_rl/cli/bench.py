@@ -17,9 +17,10 @@ def bench(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Measure what one gradient per reward costs on this machine, beside a weighted sum.
+    """Measure what one gradient per reward costs on this machine, compared with a weighted sum.
 
-    Up to ten minutes on one CPU core. Every step runs once in each round; speeds are ratios within a round.
+    Takes up to ten minutes on one CPU core. Every kind of step runs once in each round; speeds are ratios within a
+    round.
     """
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # read when numpy is imported
     quiet_libraries()
@@ -33,11 +34,11 @@ def bench(
     from marble_rl.storage import output_folder
 
     with output_folder(out):
-        found = run_bench(pick_device(device, "--device"), rounds, Size(), Console(stderr=True))
-        if as_json:  # told before it is written: minutes of measuring are not lost to a full disk
-            print_json(asdict(found))
+        result = run_bench(pick_device(device, "--device"), rounds, Size(), Console(stderr=True))
+        if as_json:  # printed before it is written, so that a full disk does not lose minutes of measuring
+            print_json(asdict(result))
         else:
-            print_bench(found, Console())
-        write_bench(found, out)
+            print_bench(result, Console())
+        write_bench(result, out)
     if not as_json:
         typer.echo(f"\nWrote {out / 'bench.json'} and {out / 'bench.png'}")

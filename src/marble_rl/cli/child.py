@@ -1,9 +1,9 @@
-"""The process of a job: commands of the command line one after the other, up to the first that fails.
+"""The process of a job of `marble compare`: runs commands one after the other, up to the first that fails.
 
 python -m marble_rl.cli.child PARENT_PID '["train", "config.json", ...]' '["evaluate", ...]'
 
-If the comparison dies it stops too, with everything saved. One process for training and evaluation: importing torch and
-diffusers takes longer than many a small evaluation.
+If the comparison dies, the job stops too, with everything saved. Training and evaluation share one process, because
+importing torch and diffusers takes longer than many small evaluations.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import sys
 from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
-"""linux/prctl.h: the signal that this process gets when its parent ends."""
+"""From linux/prctl.h: sets the signal that this process gets when its parent ends."""
 
 
 def follow(parent: int) -> None:
-    """Get SIGTERM when the parent is gone. Elsewhere than on Linux a job goes on to its end instead."""
+    """Ask for SIGTERM when the parent ends. On systems other than Linux a job runs to its end instead."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before it could be followed
+        if os.getppid() != parent:  # the parent ended before the call above
             sys.exit(128 + signal.SIGTERM)
 
 
@@ -38,7 +38,7 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
         except SystemExit as end:
             if end.code:
                 raise
-        gc.collect()  # the model of the command before
+        gc.collect()  # frees the model of this command before the next one starts
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def config_show(
 
 
 def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, list[str]]:
-    """For programs, and in lines for people; a model that is out of reach is no error."""
+    """The estimate as JSON and as lines of text; a model that cannot be reached is not an error."""
     quiet_libraries()
     from marble_rl.devices import parse_device, pick_device
     from marble_rl.memory.estimate import describe, estimate_run
@@ -53,10 +53,10 @@ def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, l
     asked = None if on in (None, "auto") else parse_device(on, "--on")
     try:
         device = asked or pick_device(run.model.device)
-        found = estimate_run(run, device)
+        estimated = estimate_run(run, device)
     except InputError as error:
         return None, [f"Memory: no estimate. {error}"]
-    return found.to_json(), describe(found, run, device)
+    return estimated.to_json(), describe(estimated, run, device)
 
 
 @app.command("check", epilog="Example: marble config check configs/mini-demo.yaml")
@@ -89,4 +89,4 @@ def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJso
             f"{images} images a rollout, {run.trainer.steps} steps"
         )
         for remark in inputs.remarks:
-            typer.echo(f"but {remark}")
+            typer.echo(f"warning: {remark}")

@@ -1,4 +1,4 @@
-"""`marble diagnose`, `compare` and `report`: how a run or a method did."""
+"""`marble diagnose`, `compare` and `report`: how well a run or a method did."""
 
 from __future__ import annotations
 
@@ -9,6 +9,27 @@ import typer
 
 from marble_rl.cli.shared import AsJson, Device, Overrides, RunCheckpoint, RunPath, print_json, quiet_libraries
 from marble_rl.errors import InputError
+
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Names with commas between them; may be repeated. Sets: joint, specialists, ablations, variants, all. "
+        "weights:1,2 is a weighted sum, name=key=value,... a method of your own. Default: joint."
+    ),
+]
+Against = Annotated[
+    str | None, typer.Option(help="Method to compare the others with. Default: weighted_sum, if it is one of them.")
+]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Jobs at a time. Default: one a core, with one thread; on a GPU one.")
+]
+EvaluateAgain = Annotated[
+    bool,
+    typer.Option(
+        "--evaluate-again",
+        help="If only held-out prompts or evaluation settings changed: keep the trainings, evaluate again.",
+    ),
+]
 
 
 def diagnose(
@@ -21,8 +42,8 @@ def diagnose(
 ) -> None:
     """Measure how well each way to combine the rewards serves each of them.
 
-    Draws fresh mini-batches with the run's policy and takes one gradient per reward from each. Directions are compared
-    in the batch they were made from, as the paper does, and on independent ones, which tells more.
+    Draws fresh mini-batches with the run's policy and computes one gradient per reward from each. Directions are
+    compared in the batch they were made from, as in the paper, and on independent batches, which is more informative.
     """
     quiet_libraries()
     from rich.console import Console
@@ -31,11 +52,11 @@ def diagnose(
     from marble_rl.diagnose.run import diagnose as run_diagnosis
 
     folder = out or run / "diagnosis"
-    found = run_diagnosis(run, batches=batches, step=step, device=device, out=folder, console=Console(stderr=True))
+    diagnosis = run_diagnosis(run, batches=batches, step=step, device=device, out=folder, console=Console(stderr=True))
     if as_json:
-        print_json(found.to_json())
+        print_json(diagnosis.to_json())
     else:
-        print_diagnosis(found, Console())
+        print_diagnosis(diagnosis, Console())
         typer.echo(f"\nWrote {folder / 'diagnosis.json'} and {folder / 'diagnosis.png'}")
 
 
@@ -43,40 +64,22 @@ def compare(
     config: Annotated[
         Path, typer.Argument(metavar="CONFIG|DIR", help="YAML file; with --table-only the folder of a comparison.")
     ],
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Names with commas between them; may be repeated. Sets: joint, specialists, ablations, variants, all. "
-            "weights:1,2 is a weighted sum, name=key=value,... a method of your own. Default: joint."
-        ),
-    ] = None,
+    methods: Methods = None,
     seeds: Annotated[str, typer.Option(help="Such as 0-4 or 0,1,5.")] = "0-2",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the comparison.")] = Path("runs/compare"),
     overrides: Overrides = None,
-    against: Annotated[
-        str | None, typer.Option(help="Method that differences are taken to. Default: weighted_sum, if there.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Jobs at a time. Default: one a core, with one thread; on a GPU one.")
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what was made with another config.")] = False,
-    evaluate_again: Annotated[
-        bool,
-        typer.Option(
-            "--evaluate-again",
-            help="Where only held-out prompts or settings of the evaluation have changed: keep the trainings.",
-        ),
-    ] = False,
-    table_only: Annotated[bool, typer.Option("--table-only", help="Make the table of the results there are.")] = False,
+    against: Against = None,
+    jobs: Jobs = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the results of another config.")] = False,
+    evaluate_again: EvaluateAgain = False,
+    table_only: Annotated[bool, typer.Option("--table-only", help="Make the table from the results so far.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train several methods under one budget, evaluate all on the same held-out prompts, write the table.
 
-    One job per method and seed. Ctrl-C stops and saves all of them; the same command goes on, and jobs that are
-    finished are not run again. Exit code 1 if a job crashed: the table then has a hole.
+    One job per method and seed. Ctrl-C stops and saves all of them; the same command continues them and does not run
+    finished jobs again. Exit code 1 if a job crashed: its cells in the table are empty.
     """
-    from dataclasses import asdict
-
     from rich.console import Console
 
     from marble_rl.compare.command import make_table, raise_for_holes, run_comparison, show
@@ -86,11 +89,11 @@ def compare(
         if not config.exists():
             raise InputError(f"{config}: there is no such folder; give the --out of a comparison")
         out = config if config.is_dir() else out
-        found = make_table(out, against=against)
+        comparison = make_table(out, against=against)
     elif config.is_dir():
-        raise InputError(f"{config} is a folder; give a config, or --table-only to make the table of what is there")
+        raise InputError(f"{config} is a folder; give a config, or --table-only to make the table from its results")
     else:
-        found = run_comparison(
+        comparison = run_comparison(
             config,
             overrides or [],
             methods or ["joint"],
@@ -103,18 +106,18 @@ def compare(
             console=Console(stderr=True),
         )
     if as_json:
-        print_json(asdict(found))
+        print_json(comparison.to_json())
     else:
-        show(found, out, Console())
-    raise_for_holes(found, out)
+        show(comparison, out, Console())
+    raise_for_holes(comparison, out)
 
 
 def report(
     target: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="Run folder, or what `marble compare` wrote.")],
     out: Annotated[Path | None, typer.Option(help="The file. Default: report.html in the folder.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Build it again while the run goes on; Ctrl-C ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Rebuild it while the run trains; Ctrl-C ends.")] = False,
 ) -> None:
-    """Show how a run went, on one HTML page with nothing to load beside it."""
+    """Write a report of a run or a comparison: a single HTML file that needs nothing else."""
     from marble_rl.report import watch_report, write_report
 
     if watch:

@@ -36,7 +36,7 @@ def rewards_check(
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Check this reward; may be repeated. Default: all.")
     ] = None,
-    image: Annotated[Path | None, typer.Option(help="Picture to score. Default: one that is drawn here.")] = None,
+    image: Annotated[Path | None, typer.Option(help="Picture to score. Default: a built-in test picture.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Its prompt. Default: the first that a reward applies to.")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -57,7 +57,7 @@ def rewards_check(
 
     from marble_rl.devices import pick_device
     from marble_rl.prompts import load_prompts
-    from marble_rl.rewards.core.checking import ChecksFailed, check_reward, print_checks, read_picture
+    from marble_rl.rewards.core.check_command import ChecksFailed, check_reward, print_checks, read_picture
     from marble_rl.rewards.core.registry import build_rewards
     from marble_rl.rewards.core.scoring import Scorer
     from marble_rl.types import Prompt
@@ -94,8 +94,8 @@ def rewards_serve(
 ) -> None:
     """Serve the rewards of CONFIG over HTTP, for `type: remote` in another config.
 
-    CONFIG may be a run's config, or have a `rewards` section only. To serve on any address that other machines can
-    reach, set MARBLE_REWARDS_TOKEN here and where you train. Ctrl-C and SIGTERM finish the requests under way.
+    CONFIG may be a run's config, or have a `rewards` section only. To serve on an address that other machines can
+    reach, set MARBLE_REWARDS_TOKEN here and where you train. Ctrl-C and SIGTERM finish open requests first.
     """
     from marble_rl.config import load_scoring_config
 

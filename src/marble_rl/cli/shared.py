@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they do alike."""
+"""Options and helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
-def ask_for_quiet() -> None:
-    """Hush transformers and diffusers wherever they are imported from here on, in processes we start as well."""
+def set_library_verbosity() -> None:
+    """Let transformers and diffusers log errors only, in this process and in those that it starts."""
     for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
         os.environ.setdefault(name, "error")
 
 
 def quiet_libraries() -> None:
-    """Keep the loading bars of transformers and diffusers off the terminal; those of downloads stay."""
+    """Hide the loading bars of transformers and diffusers; those of downloads stay."""
     from diffusers.utils import logging as diffusers_logging
     from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging as transformers_logging

@@ -20,14 +20,14 @@ def train(
 ) -> None:
     """Train a LoRA on all rewards of CONFIG at once.
 
-    Ctrl-C finishes the step under way, saves and stops; `--resume` goes on as if nothing had happened.
-    Several processes: `torchrun --standalone --nproc-per-node 8 -m marble_rl.cli train CONFIG` (docs/distributed.md).
+    Ctrl-C finishes the current step, saves and stops; `--resume` continues as if nothing had happened.
+    Several GPUs: `torchrun --standalone --nproc-per-node 8 -m marble_rl.cli train CONFIG` (docs/distributed.md).
     """
     from marble_rl.config import load_config
 
     folder = out or Path("runs") / config.stem
     world = join()
-    with world.agreed():
+    with world.failing_together():
         run = load_config(config, overrides or [])
     quiet_libraries()
     from rich.console import Console

@@ -19,8 +19,15 @@ Target = Annotated[str, typer.Argument(metavar="RUN|LORA|MODEL", help="Run, expo
 TargetCheckpoint = Annotated[int | None, typer.Option(help="Which checkpoint of a run. Default: the newest.")]
 BaseModel = Annotated[str | None, typer.Option(help="Base model of a LoRA that does not name it.")]
 Side = Annotated[int | None, typer.Option(min=8, help="Default: the run's, or the model's.")]
+SampledWeights = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a run: ema (the default), default (as trained last), old (sampling policy) or base. "
+        "Of a LoRA: given (the default) or base."
+    ),
+]
 LARGEST_SEED = 2**63 - 1
-"""torch takes twice that: there is room for the seeds of further images."""
+"""torch accepts seeds up to twice that, so seed + i stays valid."""
 
 
 def sample(
@@ -28,7 +35,7 @@ def sample(
     prompt: Annotated[str, typer.Option(help="What to draw.")],
     out: Annotated[
         Path,
-        typer.Option(help="Folder for PNG files, or WebP for videos. Those in it are kept: new ones are numbered on."),
+        typer.Option(help="Folder for PNG files, or WebP for videos. Existing files are kept; new ones get a number."),
     ] = Path("samples"),
     images: Annotated[int, typer.Option(min=1, help="How many; image i uses seed + i.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first image.")] = 0,
@@ -37,20 +44,15 @@ def sample(
     height: Side = None,
     width: Side = None,
     frames: Annotated[int | None, typer.Option(min=1, help="Of a video. Default: the run's, or the model's.")] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a run: ema (the default), default (as trained last), old (sampling policy) or base. "
-            "Of a LoRA: given (the default) or base."
-        ),
-    ] = None,
+    weights: SampledWeights = None,
     step: TargetCheckpoint = None,
     model: BaseModel = None,
     device: Device = "auto",
 ) -> None:
-    """Draw images. The same arguments give the same images.
+    """Sample images. The same arguments give the same images.
 
-    With --solver euler they are those of plain diffusers called as the export's README.md says (Wan: alike, not equal).
+    With --solver euler they equal those of plain diffusers, called as in the export's README.md (Wan: similar, not
+    equal).
     """
     _check_prompt(prompt)
     if seed > LARGEST_SEED:
@@ -111,20 +113,21 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score held-out prompts with every reward, seeded image by image."""
-    changes = [*(overrides or []), "lora.init=null"]  # what a run started from is not needed any more
+    changes = [*(overrides or []), "lora.init=null"]  # the LoRA that a run started from is no longer needed
     changes += [] if images is None else [f"evaluation.images_per_prompt={images}"]
     changes += [] if seed is None else [f"evaluation.seed={seed}"]
     world = join()
-    with world.agreed():
+    with world.failing_together():
         settings = _evaluation_settings(target, config, changes)
     quiet_libraries()
-    from marble_rl.evaluation.report import evaluate_target
+    from marble_rl.evaluation.report import evaluate_target, print_scores
     from marble_rl.inference.opening import choose_weights, kind_of
 
-    with world.agreed():
+    with world.failing_together():
         is_run = kind_of(target) == "run"
         asked = weights or (["base", "ema"] if is_run else ["given"])
-        report = evaluate_target(
+        folder = out or (Path(target) / "evaluation" if is_run else Path("evaluation"))
+        scores = evaluate_target(
             target,
             settings,
             [choose_weights(target, name) for name in asked],
@@ -132,15 +135,15 @@ def evaluate(
             model_path=model,
             step=step,
             device=device or ("auto" if is_run else settings.model.device),
-            out=out or (Path(target) / "evaluation" if is_run else Path("evaluation")),
+            out=folder,
             world=world,
         )
     if not world.first:
         return
     if as_json:
-        print_json(report.to_json())
+        print_json(scores.to_json())
     else:
-        report.print()
+        print_scores(scores, folder)
 
 
 def export(
@@ -153,7 +156,7 @@ def export(
 ) -> None:
     """Write a LoRA that plain diffusers' `load_lora_weights` opens, or a merged pipeline for `from_pretrained`.
 
-    Beside it a README.md, ready for the hub: what it was trained on, its scores (if RUN was evaluated), how to call it.
+    With a README.md for the hub: what it was trained on, its scores (if RUN was evaluated), how to call it.
     """
     from marble_rl.runs.folder import RunFolder
     from marble_rl.storage import output_folder
@@ -192,15 +195,15 @@ def _check_prompt(prompt: str) -> None:
 
 
 def _evaluation_settings(target: str, config: Path | None, changes: list[str]) -> RunConfig:
-    """Prompts, rewards and sampling of the config or the run. The model's settings are those of a run itself, or else
-    the config's; ``changes`` of what the target says itself are refused."""
+    """The config to evaluate with: ``config``, or the run's own. The model section is always the run's, if the target
+    is a run. Overrides (``changes``) of settings that the target defines itself are refused."""
     from marble_rl.config import load_config
     from marble_rl.inference.opening import kind_of, own_settings
     from marble_rl.runs.folder import RunFolder
 
     kind, folder = kind_of(target), RunFolder(Path(target))
     if config is None and kind != "run":
-        raise InputError(f"--config: {target} is not a run folder, so say which prompts and rewards to use")
+        raise InputError(f"--config: {target} is not a run folder; give a config with the prompts and rewards to use")
     of_model = [change for change in changes if change.partition("=")[0].split(".")[0] == "model"]
     fixed = {f"model.{key}" for key in own_settings(target)}
     fixes = {"model.path": "give --model for a LoRA, or another target", "model.device": "give --device"}
@@ -216,7 +219,7 @@ def _evaluation_settings(target: str, config: Path | None, changes: list[str]) -
 
 
 def _adapter(weights: str) -> Adapter:
-    """The value of --weights, if it names a LoRA of a run."""
+    """Check the value of --weights: an adapter of a run."""
     from marble_rl.models.lora import ADAPTERS
 
     for adapter in ADAPTERS:

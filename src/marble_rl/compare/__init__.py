@@ -3,12 +3,12 @@
 methods.py      what each method changes in the config
 selection.py    from --methods and --seeds to a list of them
 jobs.py         one job per method and seed; what makes two jobs the same
-results.py      the JSON that a job leaves, which is all that the table is made from
-runner.py       runs jobs as processes, several at a time (child.py: one of them, display.py: how it goes)
+job_result.py   the JSON of a job, which is all that the table is made from
+runner.py       runs jobs as processes, several at a time (cli/child.py: one of them, display.py: progress)
 resume.py       what is left to do, and whether what is there may stand beside it
 statistics.py   z-scores, intervals over seeds and over prompts
 figures.py      means, composites and differences with their intervals
 table.py        rows, differences, holes
-report.py       table.md, compare.json, compare.csv (picture.py: compare.png)
+writing.py      table.md, compare.json, compare.csv (picture.py: compare.png)
 command.py      the command itself
 """

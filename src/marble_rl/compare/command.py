@@ -9,13 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from marble_rl.compare.display import Display
+from marble_rl.compare.display import JobsDisplay
+from marble_rl.compare.job_result import read_results
 from marble_rl.compare.jobs import JOBS, Job, plan_jobs
-from marble_rl.compare.report import print_report, write_report
-from marble_rl.compare.results import read_results
 from marble_rl.compare.resume import locked, remaining_jobs
 from marble_rl.compare.runner import run_jobs
 from marble_rl.compare.table import Comparison, compare_results
+from marble_rl.compare.writing import print_table, write_table
 from marble_rl.config import RunConfig
 from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.errors import InputError, MarbleError, suggestion
@@ -45,8 +45,7 @@ def run_comparison(
         console.print(text, markup=False, soft_wrap=True, highlight=False)
 
     def table_so_far() -> None:
-        """For those who look while jobs go on. What is wrong with it, or with the method compared with, is told at the
-        end."""
+        """For those who look while jobs run. What is wrong with it, or with --against, is reported at the end."""
         for other in (against, None):
             with suppress(MarbleError):
                 make_table(out, against=other)
@@ -64,7 +63,7 @@ def run_comparison(
             workers = min(at_once or _default_jobs(jobs[0]), len(left))
             say(f"{len(jobs)} jobs in {out / JOBS}: {done} done, {len(left)} to run, {workers} at a time")
             with Interrupts(say, "stopping all jobs; they finish a step and save") as interrupts:
-                with Display(console, len(jobs), done) as display:
+                with JobsDisplay(console, len(jobs), done) as display:
                     run_jobs(left, workers, display, interrupts, lock, on_result=table_so_far)
                 if interrupts.pending():
                     interrupts.stop("stopped; the same command goes on from here")
@@ -79,12 +78,12 @@ def make_table(out: Path, *, against: str | None) -> Comparison:
     if all(result.failed for result in results.values()):
         raise JobsFailed(f"every job crashed, so there is no table; what they printed is in {out / JOBS}/*.log")
     comparison = compare_results(list(results.values()), against)
-    write_report(comparison, out)
+    write_table(comparison, out)
     return comparison
 
 
 def show(comparison: Comparison, out: Path, console: Console) -> None:
-    print_report(comparison, console)
+    print_table(comparison, console)
     files = ", ".join(str(out / name) for name in ("table.md", "compare.json", "compare.csv", "compare.png"))
     console.print(f"\nWrote {files}", markup=False, soft_wrap=True, highlight=False)
 

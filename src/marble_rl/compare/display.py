@@ -1,4 +1,4 @@
-"""How a comparison goes: a bar for all jobs and one for each under way; plain lines where it is not a terminal."""
+"""Progress of a comparison: a bar for all jobs and one for each that runs; plain lines where it is not a terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from marble_rl.compare.job_result import JobResult
 from marble_rl.compare.jobs import Job
-from marble_rl.compare.results import JobResult
 
 LINE_EVERY = 60.0
 """Seconds between lines on jobs under way."""
@@ -17,7 +17,7 @@ TRAINING_SHARE = 0.9
 """Of a job's bar; the rest is its evaluation."""
 
 
-class Display:
+class JobsDisplay:
     def __init__(self, console: Console, total: int, done: int) -> None:
         self.console = console
         self._total, self._done = total, done
@@ -38,7 +38,7 @@ class Display:
         self._all = self._progress.add_task("[bold]all jobs", total=total, completed=done, detail=f"{done}/{total}")
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> JobsDisplay:
         self._progress.start()
         return self
 

@@ -9,21 +9,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from marble_rl.compare.results import JobResult
+from marble_rl.compare.job_result import JobResult
 from marble_rl.compare.statistics import (
     COMPOSITE,
     Array,
-    Interval,
     Scale,
     as_array,
     over_prompts,
     over_seeds,
     resampled_means,
 )
-from marble_rl.intervals import student_reach
+from marble_rl.intervals import Interval, student_reach
 
 LEAST_LEFT = 0.5
-"""Of what a fit leaves of a method, in units of one score's variance; below it other methods decide the rest."""
+"""Of a method's residual after the fit, in units of one score's variance; below it other methods decide the rest."""
 RANK = 1e-9
 """Singular values below this share of the largest are none."""
 
@@ -36,8 +35,8 @@ class Figures:
     a method is that of the table of a_m: the mean over rewards of (a_m - mean_m a_m) / std_m a_m. A method with fewer
     seeds gains or loses nothing by which ones they are. If all have the same seeds, a_m is the mean over them.
 
-    The composite's interval goes by what is left, r_ms = x_ms - a_m - b_s. The fit, a projection H, takes part of it:
-    with B the method's block of 1 - H, sum_s r_ms^2 is trace(B) sigma^2 on average, with trace(B)^2 / trace(B^2)
+    The composite's interval follows from the residuals, r_ms = x_ms - a_m - b_s. The fit, a projection H, takes part of
+    them: with B the method's block of 1 - H, sum_s r_ms^2 is trace(B) sigma^2 on average, with trace(B)^2 / trace(B^2)
     degrees of freedom (Satterthwaite). If M methods have the same n seeds, these are (n - 1) (M - 1) / M and n - 1.
 
     A score of a prompt is the mean over its images, a mean that over the prompts with a score.
@@ -67,14 +66,14 @@ class Figures:
         return self._over_prompts([*values[0], mean], [*resampled.T, drawn], scores)
 
     def _composite_over_seeds(self, mean: float, group: Sequence[JobResult]) -> Interval:
-        """Over the seeds that other methods have, too: of the others the fit leaves nothing. Where it leaves next to
-        nothing of all, over all of them, with what seeds do in it."""
+        """Over the seeds that other methods have, too: of the others the fit leaves no residual. Where it leaves hardly
+        any at all, over all of them, effects of the seeds included."""
         here = self._where(group)
         left_by_fit = self._left[np.ix_(here, here)]
         share = float(np.trace(left_by_fit))
         if share < LEAST_LEFT:
-            found = over_seeds(self._scale.composite(self._values(group)))
-            return replace(found, mean=mean, low=mean - found.half_width, high=mean + found.half_width)
+            plain = over_seeds(self._scale.composite(self._values(group)))
+            return replace(plain, mean=mean, low=mean - plain.half_width, high=mean + plain.half_width)
         rest = self._without_seeds(group)
         left = self._composite_change(rest - rest.mean(axis=0))
         n = int((left_by_fit.diagonal() > RANK).sum())

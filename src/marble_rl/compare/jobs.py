@@ -82,8 +82,8 @@ def plan_jobs(
         for method in select_methods(methods, shared):
             settings = [
                 *overrides,
-                *("trainer.eval_every=null", "logging.images_every=null"),  # the evaluation is a step of its own here
-                "logging.trackers=[]",  # what is to be seen is the comparison's own display and table
+                *("trainer.eval_every=null", "logging.images_every=null"),  # evaluated once, after training
+                "logging.trackers=[]",  # a comparison has its own display and table
                 *method.overrides,
                 f"trainer.seed={seed}",
                 f"evaluation.seed={shared.evaluation.seed + seed}",

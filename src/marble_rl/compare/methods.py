@@ -19,8 +19,6 @@ SCHEDULE = ((800, 1), (300, 2), (200, 1), (200, 2), (100, 3))
 """The paper's hand-made schedule: (steps, reward). Scaled to the budget; see `sequential_stages`."""
 LATE = 0.8
 """Where the late uniform stage begins, as a share of the steps. Ours: the paper says "a short stage" only."""
-SLOW = 0.965
-"""0.7 ** (1 / 10): in every step, what the paper's rho is every 10 steps."""
 DOUBLED = 0.4
 """Share of the rewards that the paper's weights 1:1:1:2:2 double: the last two of five."""
 
@@ -88,41 +86,24 @@ FIXED = {
         _balance("dropout", "a random subset of the rewards in each step", type="dropout"),
         _marble("marble", "MARBLE as in the paper: refreshed every 10 steps, rho 0.7"),
         _marble("marble_every_step", "MARBLE, the QP solved in every step", refresh_every=1),
-        _marble("marble_no_norm", "MARBLE on gradients that are not normalised", normalize=False),
+        _marble("marble_no_norm", "MARBLE on gradients that are not normalised", type="marble_no_norm"),
         _marble("marble_n5", "MARBLE, refreshed every 5 steps", refresh_every=5),
         _marble("marble_n20", "MARBLE, refreshed every 20 steps", refresh_every=20),
         _marble("marble_rho01", "MARBLE, rho 0.1", ema_decay=0.1),
         _marble("marble_rho09", "MARBLE, rho 0.9", ema_decay=0.9),
         _marble("marble_alpha_over_norm", "MARBLE, coefficients over cached gradient norms", apply="alpha_over_norm"),
-        _marble(
-            "unit_mean",
-            "unit gradients with equal coefficients, no QP: MARBLE's rule over norms without its solution",
-            solver="equal",
-            apply="alpha_over_norm",
-        ),
+        _balance("unit_mean", "unit gradients with equal coefficients, no QP", type="unit_mean"),
         _balance(
             "min_variance",
             "the QP on correlations of advantages, no gradient per reward: what MARBLE is where gradients are noise",
             type="min_variance",
         ),
-        _marble("marble_gram", "MARBLE, gradient products smoothed instead of solutions", smooth="gram"),
-        _marble(
-            "marble_smooth_every_step",
-            "MARBLE in every step, gradient products smoothed over as many steps as in the paper",
-            refresh_every=1,
-            smooth="gram",
-            ema_decay=SLOW,
-        ),
-        _marble("marble_noise_aware", "MARBLE, the noise-aware problem", smooth="gram", solver="noise_aware"),
         _marble("marble_adam_metric", "MARBLE, gradients measured as AdamW steps", metric="adam"),
     )
 }
 
 JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
-VARIANTS = (
-    *("marble_alpha_over_norm", "unit_mean", "min_variance", "marble_smooth_every_step", "marble_gram"),
-    *("marble_noise_aware", "marble_adam_metric", "marble_late_uniform"),
-)
+VARIANTS = ("marble_alpha_over_norm", "unit_mean", "min_variance", "marble_adam_metric", "marble_late_uniform")
 ABLATIONS = (
     *("marble_no_norm", "marble_every_step", "marble_n5", "marble_n20", "marble_rho01", "marble_rho09"),
     "dropout",

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from marble_rl.compare.job_result import AGAIN, JobResult, read_results
 from marble_rl.compare.jobs import IDENTITY, JOBS, Job, changes, identity
-from marble_rl.compare.results import AGAIN, JobResult, read_results
 from marble_rl.errors import InputError
 from marble_rl.storage import storage_errors, write_json
 
@@ -62,7 +62,7 @@ def remaining_jobs(
     refused = {n: reason for n, reason in stale.items() if not (evaluate_again and n in badly_judged)}
     if refused and not fresh:
         name, reason = next(iter(refused.items()))
-        keep = f", evaluate {len(badly_judged)} training(s) anew with --evaluate-again" if badly_judged else ""
+        keep = f", evaluate {len(badly_judged)} training(s) again with --evaluate-again" if badly_judged else ""
         raise InputError(
             f"--out: {out} was made with another config. {name}: {reason}. "
             f"Restore that, give another --out{keep}, or throw {len(refused)} job(s) away with --fresh"
@@ -83,7 +83,7 @@ def _stale(jobs: Sequence[Job], results: dict[Path, JobResult], but: Sequence[st
 
 
 def _forget_evaluation(jobs: Path, name: str, result: JobResult | None) -> None:
-    """The result itself goes last, after it has told what its training was made with."""
+    """The result itself is deleted last, after what its training was made with is saved."""
     with storage_errors(str(jobs / name), AGAIN):
         if (jobs / name / "evaluation").exists():
             shutil.rmtree(jobs / name / "evaluation")
@@ -94,7 +94,8 @@ def _forget_evaluation(jobs: Path, name: str, result: JobResult | None) -> None:
 
 
 def _throw_away(jobs: Path, name: str) -> None:
-    """What tells with which config it was made goes last: cut short, the rest is still not taken for another job's."""
+    """The file that says with which config it was made is deleted last: if this is interrupted, the rest is still not
+    taken for another job's."""
     with storage_errors(str(jobs / name), AGAIN):
         for suffix in (".json", ".log"):
             (jobs / f"{name}{suffix}").unlink(missing_ok=True)
@@ -105,8 +106,8 @@ def _throw_away(jobs: Path, name: str) -> None:
 
 def _stale_plan(jobs: Sequence[Job], results: dict[Path, JobResult], but: Sequence[str]) -> dict[str, str]:
     """{name: reason} of jobs of this plan that were begun or finished with another config."""
-    found = {job.name: _changed(job, results.get(job.result), but) for job in jobs}
-    return {name: "; ".join(changed[:3]) for name, changed in found.items() if changed}
+    changed = {job.name: _changed(job, results.get(job.result), but) for job in jobs}
+    return {name: "; ".join(reasons[:3]) for name, reasons in changed.items() if reasons}
 
 
 def _changed(job: Job, result: JobResult | None, but: Sequence[str]) -> list[str]:
@@ -118,7 +119,7 @@ def _changed(job: Job, result: JobResult | None, but: Sequence[str]) -> list[str
     try:
         return changes(json.loads(job.identity_file.read_text(encoding="utf-8")), identity(job.config), but)
     except (OSError, ValueError):
-        return [f"{job.identity_file}, which tells what it was begun with, is missing or damaged"]
+        return [f"{job.identity_file}, which says what it was begun with, is missing or damaged"]
 
 
 class _Made(NamedTuple):
@@ -146,9 +147,9 @@ def _stale_others(jobs: Sequence[Job], results: dict[Path, JobResult], but: Sequ
     stale = {}
     for file, result in results.items():
         if file not in files:
-            found = dict.fromkeys(change for now in planned for change in _differences(_made(result), now, but))
-            if found:
-                stale[file.stem] = "; ".join(list(found)[:3])
+            reasons = dict.fromkeys(change for now in planned for change in _differences(_made(result), now, but))
+            if reasons:
+                stale[file.stem] = "; ".join(list(reasons)[:3])
     return stale
 
 
@@ -157,13 +158,13 @@ def check_comparable(results: Sequence[JobResult]) -> None:
     seen: dict[str, JobResult] = {}
     for result in results:
         for other in seen.values():
-            found = _differences(_made(other), _made(result))
+            reasons = _differences(_made(other), _made(result))
             asked, now = ((r.prompts_hash, r.images_per_prompt) for r in (other, result))
-            if not found and asked != now:
-                found = [f"held-out prompts were {asked[0]}, now {now[0]}"]
-            if found:
+            if not reasons and asked != now:
+                reasons = [f"held-out prompts were {asked[0]}, now {now[0]}"]
+            if reasons:
                 raise InputError(
-                    f"{other.name} and {result.name} are not of one comparison: {'; '.join(found[:3])}. "
+                    f"{other.name} and {result.name} are not of one comparison: {'; '.join(reasons[:3])}. "
                     "Move the results of one of them to another folder"
                 )
         seen.setdefault(result.method, result)

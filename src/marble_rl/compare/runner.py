@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from marble_rl.compare.display import Display
+from marble_rl.compare.display import JobsDisplay
+from marble_rl.compare.job_result import AGAIN, Failure, JobResult, finished, job_result
 from marble_rl.compare.jobs import Job, identity
-from marble_rl.compare.results import AGAIN, Failure, JobResult, finished, job_result, write_result
 from marble_rl.config import dump_config
 from marble_rl.distributed.interrupts import Interrupts
+from marble_rl.runs.scores import SCORES, Scores
 from marble_rl.storage import storage_errors, write_bytes, write_json
 
 LAST_LINES = 20
@@ -24,7 +25,7 @@ POLL_SECONDS = 0.1
 def run_jobs(
     jobs: Sequence[Job],
     at_once: int,
-    display: Display,
+    display: JobsDisplay,
     interrupts: Interrupts,
     lock: int,
     on_result: Callable[[], None] = lambda: None,
@@ -34,11 +35,11 @@ def run_jobs(
     Where a stop is asked for, each process gets one SIGINT, finishes its step and saves; no other job is begun.
     """
     waiting, running = list(jobs), list[JobProcess]()
-    told_to_stop = False
+    asked_to_stop = False
     try:
         while running or (waiting and not interrupts.pending()):
-            if interrupts.pending() and not told_to_stop:
-                told_to_stop = True
+            if interrupts.pending() and not asked_to_stop:
+                asked_to_stop = True
                 for process in running:
                     process.stop()
             while waiting and len(running) < at_once and not interrupts.pending():
@@ -65,7 +66,7 @@ def run_jobs(
 
 
 class JobProcess:
-    """A job under way: one process that trains, then evaluates."""
+    """A running job: one process that trains, then evaluates."""
 
     def __init__(self, job: Job, lock: int) -> None:
         self.job = job
@@ -97,7 +98,7 @@ class JobProcess:
         return [json.dumps(command) for command in (train, [*evaluate, "--device", job.config.model.device])]
 
     def goes_on(self, *, stopping: bool) -> bool:
-        """Whether the job is still under way; if not, its result is written."""
+        """Whether the job is still running; if not, its result is written."""
         if self.stage == "train" and (self.job.run / "lora").exists():
             self.stage, self._began = "evaluate", time.monotonic()
             if stopping:  # the first signal was used up by a training that ended anyway
@@ -131,11 +132,11 @@ class JobProcess:
         self.wait()
 
     def _finish(self) -> None:
-        evaluation = json.loads((self.job.evaluation / "scores.json").read_text(encoding="utf-8"))
-        self.result = finished(self.job, evaluation, time.monotonic() - self._began)
-        write_result(self.job.result, self.result)
+        scores = Scores.read(self.job.evaluation / SCORES)
+        self.result = finished(self.job, scores, time.monotonic() - self._began)
+        self.result.write(self.job.result)
 
     def _fail(self, code: int) -> None:
         lines = self.job.log.read_text(encoding="utf-8", errors="replace").splitlines()
         self.result = job_result(self.job, failed=Failure(self.stage, code, lines[-LAST_LINES:]))
-        write_result(self.job.result, self.result)
+        self.result.write(self.job.result)

@@ -1,4 +1,4 @@
-"""From `--methods` and `--seeds` to methods and numbers.
+"""Parses `--methods` and `--seeds`.
 
 --methods base,specialists,marble            names and sets of names
 --methods weights:1,1,1,2,2                  a weighted sum with these weights
@@ -41,8 +41,8 @@ def select_seeds(text: str) -> list[int]:
     """`0,1,5` or `0-4` or both."""
     seeds: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        ends = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
         if first > last:
             raise InputError(f"--seeds: {part!r} is neither a number nor a range; give for example 0-4 or 0,1,5")
         seeds += [seed for seed in range(first, last + 1) if seed not in seeds]

@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marble_rl.intervals import FEWEST, LEVEL, RESAMPLES, student_mean
+from marble_rl.intervals import FEWEST, LEVEL, RESAMPLES, Interval, student_interval
 
 Array = NDArray[np.float64]
 COMPOSITE = "composite"
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-    """Seeds."""
-    over: Literal["seeds", "prompts", "nothing"]
-    """seeds: Student's t over the means of n seeds. prompts: bootstrap over prompts of the one seed there is. nothing:
-    that seed has a score of one prompt only, and there is no interval."""
-
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
-    @property
-    def significant(self) -> bool:
-        """Whether the interval leaves out zero. One seed alone cannot tell: two trainings of one method differ, too."""
-        return self.over == "seeds" and (self.low > 0 or self.high < 0)
-
-
 def over_seeds(values: Array) -> Interval:
     """Student's interval of the n >= 2 seeds' values [n]."""
-    return Interval(*student_mean(values), len(values), "seeds")
+    return replace(student_interval(values), n=len(values), over="seeds")
 
 
 def over_prompts(mean: float, resampled: Array, prompts: int) -> Interval:

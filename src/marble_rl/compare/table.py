@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
 
 from marble_rl.compare.figures import Figures
+from marble_rl.compare.job_result import JobResult
 from marble_rl.compare.methods import known_methods
-from marble_rl.compare.results import JobResult
 from marble_rl.compare.resume import check_comparable
-from marble_rl.compare.statistics import COMPOSITE, Interval
+from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.errors import InputError, suggestion
+from marble_rl.intervals import Interval
+from marble_rl.storage import Record
 
+COMPARISON = "compare.json"
 AGAINST = "weighted_sum"
 """What methods are compared with unless another is named."""
 
@@ -51,8 +56,12 @@ class Hole:
     last_line: str
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Record):
+    """The whole table, and the content of compare.json."""
+
+    kind: ClassVar[str] = "a table"
+    fix: ClassVar[str] = "Make it again with marble compare DIR --table-only"
+
     rewards: list[str]
     held_out: list[str]
     left_out: list[str]
@@ -65,6 +74,12 @@ class Comparison:
     images_per_prompt: int
     versions: list[dict[str, str]]
     """Each once; more than one if results were made with different ones."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Comparison:
+        if not self.rows or any(not row.figures.keys() >= set(self.columns) for row in self.rows):
+            raise ValueError("expected at least one method, and a figure of each for every reward")
+        return self
 
     @property
     def columns(self) -> list[str]:
@@ -94,16 +109,16 @@ def compare_results(results: Sequence[JobResult], against: str | None = None) ->
     everything = dict.fromkeys(name for result in good for name in result.means)
     figures = Figures(by_method, rewards)
     return Comparison(
-        rewards,
-        [name for name in rewards if name in first.held_out],
-        [name for name in everything if name not in rewards],
-        against,
-        [_row(group, figures, None if against is None else by_method[against]) for group in by_method.values()],
-        [_hole(result) for result in results if result.failed is not None],
-        first.prompts,
-        "held-out" if first.config.get("prompts", {}).get("heldout") else "training",
-        first.images_per_prompt,
-        [dict(kind) for kind in dict.fromkeys(tuple(result.versions.items()) for result in good)],
+        rewards=rewards,
+        held_out=[name for name in rewards if name in first.held_out],
+        left_out=[name for name in everything if name not in rewards],
+        against=against,
+        rows=[_row(group, figures, None if against is None else by_method[against]) for group in by_method.values()],
+        holes=[_hole(result) for result in results if result.failed is not None],
+        prompts=first.prompts,
+        prompts_are="held-out" if first.config.get("prompts", {}).get("heldout") else "training",
+        images_per_prompt=first.images_per_prompt,
+        versions=[dict(kind) for kind in dict.fromkeys(tuple(result.versions.items()) for result in good)],
     )
 
 
@@ -112,10 +127,10 @@ def _by_method(results: Sequence[JobResult]) -> dict[str, list[JobResult]]:
     trained = [name for name in results[0].means if name not in results[0].held_out]
     known = {name: i for i, name in enumerate(known_methods(trained))}
     ordered = sorted(results, key=lambda result: (known.get(result.method, len(known)), result.method, result.seed))
-    found: dict[str, list[JobResult]] = {}
+    by_method: dict[str, list[JobResult]] = {}
     for result in ordered:
-        found.setdefault(result.method, []).append(result)
-    return found
+        by_method.setdefault(result.method, []).append(result)
+    return by_method
 
 
 def _against(name: str | None, methods: Sequence[str]) -> str | None:

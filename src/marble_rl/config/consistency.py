@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from marble_rl.balancing.settings import (
-    Balance,
-    DropoutBalance,
-    FixedBalance,
-    GdpoBalance,
-    MarbleBalance,
-    MinVarianceBalance,
-    SequentialBalance,
-    SingleBalance,
-    WeightedSumBalance,
-)
+from marble_rl.balancing.registry import RULES
 from marble_rl.config.run import RunConfig
 from marble_rl.errors import InputError, require_name
 from marble_rl.rewards.core.settings import RewardConfig
@@ -25,7 +14,7 @@ from marble_rl.rewards.core.settings import RewardConfig
 def check_consistency(config: RunConfig) -> None:
     """Raises InputError where settings that are good alone do not go together."""
     _check_rewards(config)
-    _check_balance(config.balance, config.trained_rewards)
+    RULES.part_of(config.balance).check(config.balance, config.trained_rewards)
     names = [reward.name for reward in config.rewards]
     for split in ("train", "heldout"):
         for i, source in enumerate(getattr(config.prompts, split) or []):
@@ -73,44 +62,6 @@ def _check_rewards(config: RunConfig) -> None:
             raise InputError(f"rewards: no reward's `schedule` covers step {step}; leave one on in every step")
 
 
-def _check_balance(balance: Balance, trained: Sequence[str]) -> None:
-    if isinstance(balance, SingleBalance):
-        require_name(balance.reward, trained, "balance.reward")
-    elif isinstance(balance, SequentialBalance):
-        for i, stage in enumerate(balance.stages):
-            require_name(stage.reward, trained, f"balance.stages.{i}.reward")
-    elif isinstance(balance, FixedBalance):
-        if balance.coefficients is not None:
-            _check_weights(balance.coefficients, trained, "balance.coefficients")
-            total = sum(balance.coefficients.values())
-            if abs(total - 1.0) > 1e-6:
-                raise InputError(
-                    f"balance.coefficients: they sum to {total:g}, but must sum to 1; divide each by {total:g}"
-                )
-    elif isinstance(balance, MarbleBalance):
-        _check_weights(balance.probe_weights, trained, "balance.probe_weights")
-        if balance.solver == "noise_aware" and balance.smooth != "gram":
-            raise InputError("balance.solver: noise_aware works on averaged products; set balance.smooth: gram")
-        if balance.solver == "equal" and balance.smooth != "alpha":
-            raise InputError("balance.solver: equal has no problem to smooth products for; set balance.smooth: alpha")
-        if not balance.normalize and (balance.smooth, balance.apply) != ("alpha", "alpha"):
-            raise InputError(
-                "balance.normalize: false is an ablation of the paper's rule; "
-                "set balance.smooth: alpha and balance.apply: alpha"
-            )
-        if not balance.normalize and balance.metric != "euclidean":
-            raise InputError(
-                f"balance.metric: {balance.metric} needs unit gradients, but balance.normalize is false, "
-                "an ablation of the paper's rule; set balance.metric: euclidean"
-            )
-    elif isinstance(balance, WeightedSumBalance | GdpoBalance):
-        _check_weights(balance.weights, trained, "balance.weights")
-        if all(balance.weights.get(name, 1.0) == 0 for name in trained):
-            raise InputError("balance.weights: every weight is 0, so there is nothing to train; set one above 0")
-    else:
-        assert isinstance(balance, DropoutBalance | MinVarianceBalance)
-
-
 def _check_finite(value: Any, key: str) -> None:
     """A run keeps its config as JSON, which has no other numbers: they would come back as null."""
     if isinstance(value, dict):
@@ -139,8 +90,3 @@ def _check_hacking_guards(reward: RewardConfig, where: str) -> None:
     for begin, end in reward.schedule or []:
         if end is not None and begin >= end:
             raise InputError(f"{where}.schedule: [{begin}, {end}] holds no step; give [from, until] with from < until")
-
-
-def _check_weights(weights: dict[str, float], names: Sequence[str], key: str) -> None:
-    for name in weights:
-        require_name(name, names, key)

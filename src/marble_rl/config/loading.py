@@ -12,11 +12,10 @@ from pydantic import ValidationError
 from yaml.error import MarkedYAMLError
 
 from marble_rl.config.consistency import check_consistency
-from marble_rl.config.explaining import explain, kind
-from marble_rl.config.paths import with_absolute_paths
+from marble_rl.config.older import upgraded
 from marble_rl.config.run import RunConfig
 from marble_rl.errors import InputError
-from marble_rl.mini import MINI
+from marble_rl.section import FOLDER, MINI, explain, shown
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -43,11 +42,12 @@ def _overridden(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _resolve(tree: dict[str, Any], path: Path) -> RunConfig:
+    tree = upgraded(tree)
     try:
-        config = RunConfig.model_validate(tree)
+        config = RunConfig.model_validate(tree, context={FOLDER: path.parent.resolve()})
     except ValidationError as error:
-        raise InputError(explain(error, path, tree)) from None
-    config = with_absolute_paths(config, path.parent.resolve())
+        lines = explain(error, RunConfig, tree)
+        raise InputError(f"{path}: {lines[0]}" if len(lines) == 1 else "\n  ".join([f"{path}:", *lines])) from None
     check_consistency(config)
     return config
 
@@ -75,9 +75,9 @@ def _read(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not readable"
-        raise InputError(f"{path} is not valid YAML{where}: {problem}. Mend that line.") from None
+        raise InputError(f"{path} is not valid YAML{where}: {problem}. Fix that line.") from None
     if not isinstance(tree, dict):
-        raise InputError(f"{path}: expected a mapping of sections (model:, prompts:, ...), found {kind(tree)}.")
+        raise InputError(f"{path}: expected a mapping of sections (model:, prompts:, ...), got {shown(tree)}.")
     return tree
 
 

@@ -8,9 +8,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from marble_rl.balancing.registry import RULES
 from marble_rl.config import run as schema
-from marble_rl.config.explaining import sections_in
+from marble_rl.losses.registry import LOSSES
+from marble_rl.section import sections_in
 
+PLUGINS = {registry.section: registry for registry in (RULES, LOSSES)}
+"""Sections whose keys depend on their `type`"""
 HEADER = """# Config reference
 
 Made from the schema by `make docs`. A config is a YAML file with these sections; only `model`, `prompts` and
@@ -28,11 +32,13 @@ def config_reference() -> str:
     pages = [HEADER]
     for name, field in schema.RunConfig.model_fields.items():
         sections = sections_in(field.annotation)
+        if name in PLUGINS:
+            sections = [PLUGINS[name].settings_class(tag) for tag in PLUGINS[name].built_in]
         pages.append(f"## `{name}`")
         if len(sections) == 1:
             pages.append(_section(sections[0]))
             continue
-        pages.append("One of these, told apart by `type`.")
+        pages.append("One of these, chosen by `type`, or the import path `package.module:name` of one's own.")
         for section in sections:
             (tag,) = get_args(section.model_fields["type"].annotation)
             pages.append(f"### `type: {tag}`")
@@ -55,7 +61,7 @@ def _section(section: type[BaseModel]) -> str:
 
 
 def _title(name: str, section: type[BaseModel]) -> str:
-    """Variants are told apart by their `type`."""
+    """Variants are named by their `type`."""
     tag = section.model_fields.get("type")
     if tag is None or get_origin(tag.annotation) is not Literal:
         return f"`{name}`"
@@ -72,7 +78,7 @@ def _type_name(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " | ".join(f"`{value}`" for value in arguments)
-    if hasattr(annotation, "__metadata__"):  # Annotated: the constraint is told in the description
+    if hasattr(annotation, "__metadata__"):  # Annotated: the description states the constraint
         return _type_name(arguments[0])
     if origin is list:
         return f"list of {_type_name(arguments[0])}"

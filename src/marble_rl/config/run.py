@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny
 
-from marble_rl.balancing.settings import Balance, MarbleBalance
+from marble_rl.balancing.base import BalanceSettings
+from marble_rl.balancing.marble import MarbleSettings
+from marble_rl.balancing.registry import RULES
 from marble_rl.config.trackers import TrackerList
-from marble_rl.losses.settings import LossConfig
+from marble_rl.losses.base import LossSettings
+from marble_rl.losses.nft import NftSettings
+from marble_rl.losses.registry import LOSSES
 from marble_rl.models.settings import LoraConfig, ModelConfig
 from marble_rl.prompts.settings import PromptsConfig
 from marble_rl.rewards.core.settings import RewardConfig, WatchConfig
@@ -60,7 +64,7 @@ class TrainerConfig(Section):
     """Samples in one forward pass of training. `auto` begins with 64 and halves it whenever memory runs out, before
     anything was changed."""
     shard_base: bool = False
-    """Several processes only: each keeps its share of the frozen base model (FSDP2), for models that do not fit one
+    """Several ranks only: each keeps a shard of the frozen base model (FSDP2), for models that do not fit one
     card. See docs/distributed.md."""
     save_every: PositiveInt = 20
     """Steps between checkpoints; the last step is always saved."""
@@ -108,8 +112,8 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     rewards: Annotated[list[RewardConfig], Field(min_length=1)]
     advantages: AdvantagesConfig = AdvantagesConfig()
-    loss: LossConfig = LossConfig()
-    balance: Balance = MarbleBalance()
+    loss: Annotated[SerializeAsAny[LossSettings], BeforeValidator(LOSSES.validate)] = NftSettings()
+    balance: Annotated[SerializeAsAny[BalanceSettings], BeforeValidator(RULES.validate)] = MarbleSettings()
     optimizer: OptimizerConfig = OptimizerConfig()
     trainer: TrainerConfig = TrainerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

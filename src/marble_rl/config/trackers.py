@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from marble_rl.section import Section
+from marble_rl.section import FilePath, Section
 
 PROJECT = "marble"
 
@@ -16,7 +15,7 @@ class TensorboardTracker(Section):
     """Event files on this machine; needs the extra `tensorboard`."""
 
     type: Literal["tensorboard"]
-    dir: Path | None = None
+    dir: FilePath | None = None
     """Folder in which each run gets one of its own, named like the run folder; null writes to `tensorboard/` in the run
     folder. Relative to the config file."""
 

@@ -1,4 +1,4 @@
-"""Everything that can be told from the products of gradients alone.
+"""Everything that follows from the products of gradients alone.
 
 M independent mini-batches give M x J gradients g_mj (K rewards, then the weighted-sum probe), and their products
 Gamma [M, J, M, J]. A direction made from batch m is d_m = sum_j w_mj g_mj (directions.py). Its cosines
@@ -15,36 +15,25 @@ How the intervals are made: intervals.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from marble_rl.balancing.harmonizer import STATIONARY_NORM, common_direction
+from marble_rl.balancing.direction import STATIONARY_NORM, common_direction
 from marble_rl.balancing.min_norm import min_norm
-from marble_rl.diagnose.intervals import COSINE, RATE, SHARE, Estimate, jackknife
+from marble_rl.diagnose.intervals import COSINE, RATE, SHARE, jackknife, mean_over_batches
+from marble_rl.diagnose.record import AdvantageFacts, ConstructedConflict, DirectionFigures, Figures, QpFacts
+from marble_rl.intervals import Interval
 from marble_rl.training.harmony import in_batch_harmony
 
 FIGURES = {"min_cos": COSINE, "mean_cos": COSINE, "var_cos": SHARE, "conflict": RATE}
-"""Those of `Harmony`, and what each can be."""
+"""Those of `Harmony`, with their bounds."""
 NEAR_ZERO = 0.05
 """Of the unit gradients' min-norm point: below it the batch has next to no common direction."""
 VANISHED = 1e-7
 """Length, beside what it was made of, below which a difference of gradients is rounding."""
-
-
-@dataclass(frozen=True)
-class DirectionFigures:
-    """How one way to combine the rewards serves each of them; figure -> estimate, empty where no cosine is defined."""
-
-    in_batch: dict[str, Estimate]
-    independent: dict[str, Estimate]
-    rest: dict[str, Estimate]
-    each: list[Estimate]
-    """[K] cosine with each reward's mean gradient of the other batches"""
 
 
 def direction_figures(products: Tensor, weights: Tensor, rewards: int) -> DirectionFigures:
@@ -55,7 +44,7 @@ def direction_figures(products: Tensor, weights: Tensor, rewards: int) -> Direct
     cosines = _cosines(along, torch.einsum("knn->nk", same_reward), squared[:, None])
     rest = _rest(along, same_reward, squared)
     return DirectionFigures(
-        _in_batch(cosines), independent_figures(cosines), _told(rest[: len(FIGURES)]), rest[len(FIGURES) :]
+        _in_batch(cosines), independent_figures(cosines), _named(rest[: len(FIGURES)]), rest[len(FIGURES) :]
     )
 
 
@@ -75,23 +64,23 @@ def _figures(cosines: Tensor) -> Tensor:
     return torch.stack([smallest, mean, variance, conflict], dim=-1)
 
 
-def _in_batch(cosines: Tensor) -> dict[str, Estimate]:
+def _in_batch(cosines: Tensor) -> Figures:
     own = _figures(torch.einsum("mmk->mk", cosines))
     columns = own[~own.isnan().any(1)].T.tolist()
-    return _told([Estimate.of(column, within) for column, within in zip(columns, FIGURES.values(), strict=True)])
+    return _named([mean_over_batches(column, bounds) for column, bounds in zip(columns, FIGURES.values(), strict=True)])
 
 
-def independent_figures(cosines: Tensor) -> dict[str, Estimate]:
+def independent_figures(cosines: Tensor) -> Figures:
     """Of cosines [M, M, K] of the direction made from batch m with the gradients of batch n: mean over the other
     batches n, then over m."""
     pairs = _figures(cosines)
     pairs.diagonal().fill_(torch.nan)
-    told = ~pairs.isnan().any(2)
-    took_part = (told.any(0) | told.any(1)).nonzero()[:, 0]
-    return _told(jackknife(lambda kept: pairs[kept][:, kept].nanmean(1).nanmean(0), took_part, list(FIGURES.values())))
+    defined = ~pairs.isnan().any(2)
+    took_part = (defined.any(0) | defined.any(1)).nonzero()[:, 0]
+    return _named(jackknife(lambda kept: pairs[kept][:, kept].nanmean(1).nanmean(0), took_part, list(FIGURES.values())))
 
 
-def _rest(along: Tensor, same_reward: Tensor, squared: Tensor) -> list[Estimate]:
+def _rest(along: Tensor, same_reward: Tensor, squared: Tensor) -> list[Interval | None]:
     """Of the cosines with the mean gradient of the other batches: one for each of FIGURES, then for each reward.
 
     ``along`` [M, M, K]: d_m.g_nk, ``same_reward`` [K, M, M]: g_mk.g_nk, ``squared`` [M]: |d_m|^2.
@@ -109,9 +98,10 @@ def _rest(along: Tensor, same_reward: Tensor, squared: Tensor) -> list[Estimate]
     return jackknife(figures, took_part, [*FIGURES.values(), *[COSINE] * len(same_reward)])
 
 
-def _told(estimates: Sequence[Estimate]) -> dict[str, Estimate]:
+def _named(intervals: Sequence[Interval | None]) -> Figures:
     """By name; a direction has all of the figures or none."""
-    return {} if math.isnan(estimates[0].mean) else dict(zip(FIGURES, estimates, strict=True))
+    known = [interval for interval in intervals if interval is not None]
+    return dict(zip(FIGURES, known, strict=True)) if known else {}
 
 
 def merged(products: Tensor, size: int) -> Tensor:
@@ -141,23 +131,11 @@ def signal(products: Tensor, rewards: int, size: float = 1.0) -> Tensor:
     """[K]: |mu_k|^2 / E|g_k|^2 for batches ``size`` times as large as those measured.
 
     Noise adds |g|^2 - |mu|^2 to a batch of this size, and 1/size of it to one that is ``size`` times as large. 0 at
-    every size where the estimate of |mu_k|^2 is not positive: the batches cannot tell the reward from noise.
+    every size where the estimate of |mu_k|^2 is not positive: the reward is lost in noise.
     """
     mu = unbiased_products(products).diagonal()[:rewards]
     raw = torch.einsum("mjmj->j", products)[:rewards] / len(products)
     return torch.where(mu > 0, mu / (mu + (raw - mu) / size), 0.0)
-
-
-@dataclass(frozen=True)
-class QpFacts:
-    """Of the plain QP on unit gradients, over the batches in which some reward has a gradient."""
-
-    norm: list[float]
-    """Length of the min-norm point: the cosine that it guarantees every reward in its own batch"""
-    combined: list[float]
-    """Length of the combined gradient, in units of the rewards' mean gradient length"""
-    near_zero: float
-    """Share of batches with a min-norm point shorter than 0.05"""
 
 
 def qp_facts(products: Tensor, weights: Tensor, rewards: int) -> QpFacts:
@@ -178,43 +156,22 @@ def qp_facts(products: Tensor, weights: Tensor, rewards: int) -> QpFacts:
     return QpFacts(norms, combined, sum(norm < NEAR_ZERO for norm in norms) / len(norms))
 
 
-@dataclass(frozen=True)
-class AdvantageFacts:
-    """Are the cosines between gradients those of parameters, or only the correlations of the rewards' advantages?
-
-    g_k = mean_i A_ki s_i. Where the samples' s_i have nothing in common, as in noise, g_k.g_l is
-    mean_i A_ki A_li |s_i|^2 / N: the products of gradients are those of advantages, and the min-norm point is the mix
-    of advantages with the smallest variance. It could be found without any gradient, and says nothing of what the
-    parameters can do for a reward.
-    """
-
-    correlations: list[list[float]]
-    """[K, K] between the rewards' advantages, mean over the batches where both have any; NaN where there are none"""
-    agreement: Estimate | None
-    """Correlation, over pairs of rewards, of gradients' cosines with advantages' correlations in the same batch; None
-    for less than three rewards"""
-    alpha: list[Estimate]
-    """[K] of the min-norm point of the gradients, over the batches that have any"""
-    alpha_of_advantages: list[Estimate]
-    """[K] of the advantages"""
-
-
 def advantage_facts(products: Tensor, advantages: Tensor, rewards: int) -> AdvantageFacts:
     """``advantages`` [M, K, K]: mean_i A_ki A_li of each batch."""
     grams = torch.einsum("mjmi->mji", products)[:, :rewards, :rewards]
     pairs = torch.triu_indices(rewards, rewards, 1)
     cosines, correlations = _unit(grams), _unit(advantages)
-    told = []
+    agreements = []
     for two in zip(cosines, correlations, strict=True):
         columns = torch.stack([one[pairs[0], pairs[1]] for one in two])
         columns = columns[:, ~columns.isnan().any(0)]
         if columns.shape[1] > 2 and (columns.std(1) > 0).all():
-            told.append(float(torch.corrcoef(columns)[0, 1]))
+            agreements.append(float(torch.corrcoef(columns)[0, 1]))
     alphas = [torch.stack([common_direction(of).alpha for of in every]) for every in (grams, advantages)]
     return AdvantageFacts(
         correlations.nanmean(0).tolist(),
-        Estimate.of(told, COSINE) if told else None,
-        *([Estimate.of(column.tolist(), SHARE) for column in _with_any(alpha).T] for alpha in alphas),
+        mean_over_batches(agreements, COSINE),
+        *([mean_over_batches(column.tolist(), SHARE) for column in _with_any(alpha).T] for alpha in alphas),
     )
 
 
@@ -231,20 +188,7 @@ def _unit(grams: Tensor) -> Tensor:
     return grams / lengths[:, :, None] / lengths[:, None, :]
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """A constructed conflict: the second reward's gradient turned against the first's."""
-
-    strength: float
-    """0: as it is. 1: exactly opposed"""
-    min_cos: float
-    """Of the min-norm direction, mean over batches"""
-    weighted_sum_min_cos: float
-    """Of the plain sum of the gradients"""
-    norm: float
-
-
-def constructed_conflict(products: Tensor, rewards: int, strengths: Sequence[float]) -> list[Conflict]:
+def constructed_conflict(products: Tensor, rewards: int, strengths: Sequence[float]) -> list[ConstructedConflict]:
     """g_2 <- (1 - s) g_2 - s (|g_2| / |g_1|) g_1, for s from 0 to 1: what each rule makes of it, in-batch.
 
     Over the batches in which both have a gradient; other rewards take part where they have one.
@@ -254,7 +198,9 @@ def constructed_conflict(products: Tensor, rewards: int, strengths: Sequence[flo
     if not both:
         return []
     rows = {s: [_turned(gram, s) for gram in both] for s in strengths}
-    return [Conflict(s, *(float(np.mean(column)) for column in zip(*of, strict=True))) for s, of in rows.items()]
+    return [
+        ConstructedConflict(s, *(float(np.mean(column)) for column in zip(*of, strict=True))) for s, of in rows.items()
+    ]
 
 
 def _turned(gram: Tensor, strength: float) -> tuple[float, float, float]:

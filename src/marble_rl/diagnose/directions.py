@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from marble_rl.balancing.averaging import nearest_gram
-from marble_rl.balancing.harmonizer import common_direction, rescaled
+from marble_rl.balancing.direction import common_direction, raw_direction, rescaled
 from marble_rl.balancing.min_norm import min_norm
-from marble_rl.balancing.noise_aware import noise_aware
 
 Rule = Callable[[Tensor], Tensor]
 """A batch's Gram matrix [J, J] -> weights [J]."""
@@ -26,7 +25,6 @@ MEANINGS = {
     "between_refreshes": "the run's smoothed coefficients on advantages (the paper's other steps)",
     "alpha_over_norm": "the run's smoothed coefficients on unit gradients",
     "mean_gram": "the min-norm point of the products averaged over all batches",
-    "noise_aware": "the shortest step with progress along what is not noise, from averaged products",
 }
 
 
@@ -40,11 +38,11 @@ def directions(
     """
     plain = torch.einsum("mjmi->mji", products)
     rules = _rules(products, rewards, alpha_bar)
-    found = {name: torch.stack([rule(gram) for gram in plain]) for name, rule in rules.items()}
-    found["min_variance"] = torch.stack([_padded(common_direction(of).weights) for of in advantages])
+    weights = {name: torch.stack([rule(gram) for gram in plain]) for name, rule in rules.items()}
+    weights["min_variance"] = torch.stack([_padded(common_direction(of).weights) for of in advantages])
     if in_metric is not None:
-        found["marble_adam_metric"] = torch.stack([rules["marble"](gram) for gram in in_metric])
-    return {name: found[name] for name in MEANINGS if name in found}
+        weights["marble_adam_metric"] = torch.stack([rules["marble"](gram) for gram in in_metric])
+    return {name: weights[name] for name in MEANINGS if name in weights}
 
 
 def _rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str, Rule]:
@@ -54,20 +52,16 @@ def _rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str
         "uniform": lambda gram: _padded(torch.full((k,), 1 / k, dtype=gram.dtype)),
         "unit_mean": lambda gram: _padded(_per_length(torch.full((k,), 1 / k, dtype=gram.dtype), gram)),
         "marble": lambda gram: _padded(common_direction(gram[:k, :k]).weights),
-        "marble_no_norm": lambda gram: _padded(common_direction(gram[:k, :k], normalize=False).weights),
+        "marble_no_norm": lambda gram: _padded(raw_direction(gram[:k, :k]).weights),
     }
     if alpha_bar is not None:
         found["between_refreshes"] = lambda gram: _padded(alpha_bar)
         found["alpha_over_norm"] = lambda gram: _padded(_per_length(alpha_bar, gram))
-    unit, cross, known = _averaged(products, k)
+    unit, known = _averaged(products, k)
     if not known.any():
         return found
     mean = _among(min_norm(unit).alpha, known)
     found["mean_gram"] = lambda gram: _padded(_per_length(mean, gram))
-    aware = noise_aware(unit, cross)
-    if aware is not None and aware.sum() > 0:
-        share = _among(aware / aware.sum(), known)
-        found["noise_aware"] = lambda gram: _padded(_per_length(share, gram))
     return found
 
 
@@ -87,23 +81,20 @@ def _per_length(alpha: Tensor, gram: Tensor) -> Tensor:
     return rescaled(alpha.to(gram), gram.diagonal()[: len(alpha)].sqrt())
 
 
-def _averaged(products: Tensor, rewards: int) -> tuple[Tensor, Tensor, Tensor]:
-    """G and M of unit gradients, averaged over batches and over pairs of different batches, and ``known`` [K]: the
-    rewards that have a gradient in some batch. G and M are of those alone.
+def _averaged(products: Tensor, rewards: int) -> tuple[Tensor, Tensor]:
+    """G of unit gradients averaged over batches, and ``known`` [K]: the rewards that have a gradient in some batch.
+    G is of those alone.
 
-    An entry is averaged where both rewards have a gradient, as training does (coefficients/memory.py); 0 where they
-    never do.
+    An entry is averaged over the batches where both rewards have a gradient (balancing/averaging.py); 0 where there is
+    none.
     """
     k = rewards
     lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()
     active = lengths > 0
     inverse = torch.where(active, 1 / lengths, 0.0)
-    unit = products[:, :k, :, :k] * inverse[:, :, None, None] * inverse
+    unit = torch.einsum("mjmi->mji", products)[:, :k, :k] * inverse[:, :, None] * inverse[:, None, :]
     count = active.to(unit.dtype)
     together = count.T @ count  # batches
-    apart = count.sum(0)[:, None] * count.sum(0) - together  # pairs of different ones
-    same, everything = torch.einsum("mjmi->ji", unit), unit.sum((0, 2))
-    gram = torch.where(together > 0, same / together, 0.0)
-    cross = torch.where(apart > 0, (everything - same) / apart, 0.0)
+    gram = torch.where(together > 0, unit.sum(0) / together, 0.0)
     known = active.any(0)
-    return nearest_gram(gram[known][:, known]), cross[known][:, known], known
+    return nearest_gram(gram[known][:, known]), known

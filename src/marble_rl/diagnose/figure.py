@@ -8,7 +8,7 @@ from typing import Any
 
 from marble_rl.charts.drawing import Line, Reference, curves, forest, histogram, matrix, spread
 from marble_rl.charts.style import LIGHT, PALETTE, styled
-from marble_rl.diagnose.run import SIZES, Diagnosis
+from marble_rl.diagnose.record import Diagnosis
 
 SERIES = (
     ("in its own batch", "theirs", "in_batch"),
@@ -48,21 +48,23 @@ def _directions(axes: Any, diagnosis: Diagnosis) -> None:
 
 
 def _cosines(axes: Any, diagnosis: Diagnosis) -> None:
-    cells = [[None if math.isnan(value) else float(value) for value in row] for row in diagnosis.cosines]
     texts = [
-        ["?" if value is None else f"{value:+.2f}".replace("-", "\N{MINUS SIGN}") for value in row] for row in cells
+        ["?" if value is None else f"{value:+.2f}".replace("-", "\N{MINUS SIGN}") for value in row]
+        for row in diagnosis.cosines
     ]
-    matrix(axes, diagnosis.names, diagnosis.names, cells, texts)
+    matrix(axes, diagnosis.names, diagnosis.names, diagnosis.cosines, texts)
     axes.set_title("Cosines between the rewards' true gradients")
 
 
 def _signal(axes: Any, diagnosis: Diagnosis) -> list[Any]:
-    doublings = {math.log2(size): f"x{size:g}" for size in SIZES}
+    doublings = {math.log2(size): f"x{size:g}" for size in diagnosis.signal}
     lines = []
     for i, name in enumerate(diagnosis.names):
-        values = [diagnosis.signal[size][i] for size in SIZES]
-        if all(map(math.isfinite, values)):
-            lines.append(Line(name, list(doublings), values, f"r{i % PALETTE}", name))
+        shares = [(math.log2(size), row[i]) for size, row in diagnosis.signal.items()]
+        known = [(x, share) for x, share in shares if share is not None]
+        if known:
+            x, y = zip(*known, strict=True)
+            lines.append(Line(name, x, y, f"r{i % PALETTE}", name))
     x_label = "batch size, relative to the run's"
     labels = curves(axes, lines, x_label=x_label, x_names=doublings, include=[0.0]) if lines else []
     axes.set_title("Share of each reward's squared gradient that is not noise")

@@ -5,8 +5,8 @@ mean is a rate, and its interval the exact one of as many answers (Clopper and P
 
 Most figures measure the direction of one batch with the gradients of the others. All directions share those gradients,
 so that their values are not independent, and their spread hides most of what other batches would change. Leaving out
-each batch b in turn, as the maker of a direction *and* as one that others are measured with, shows it (the jackknife):
-with theta_(-b) the figure of the batches that are left,
+each batch b in turn, both as the source of a direction and as one that others are measured with, shows it (the
+jackknife): with theta_(-b) the figure of the batches that are left,
 
     SE^2 = (M - 1) / M  sum_b (theta_(-b) - mean_b theta_(-b))^2 ,        theta +- t(0.975, M - 1) SE .
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marble_rl.intervals import LEVEL, student_mean, student_reach
+from marble_rl.intervals import LEVEL, Interval, student_interval, student_reach
 
 FEWEST = 3
 """Batches that a jackknife needs: with one of them left out there must still be a pair."""
@@ -34,7 +34,7 @@ UNCHANGED = 1e-20
 
 
 def few(batches: int) -> str:
-    """What to say of a diagnosis that rests on few; nothing where they are enough."""
+    """A warning for a diagnosis that rests on few batches; empty where they are enough."""
     if batches >= ENOUGH:
         return ""
     return (
@@ -44,77 +44,72 @@ def few(batches: int) -> str:
 
 
 @dataclass(frozen=True)
-class Range:
-    """What a figure can be; its interval does not go beyond."""
+class Bounds:
+    """Values that a figure can have; its interval is cut there."""
 
     low: float
     high: float
     is_rate: bool = False
-    """How often something is so"""
+    """Whether the figure is a share of yes among yes-or-no answers"""
+
+    @property
+    def everything(self) -> tuple[float, float]:
+        return self.low, self.high
+
+    def cut(self, interval: Interval) -> Interval:
+        """Rounding may have put the mean itself a little out of bounds."""
+        mean = interval.mean
+        low, high = max(interval.low, min(mean, self.low)), min(interval.high, max(mean, self.high))
+        return Interval(mean, low, high)
 
 
-COSINE = Range(-1.0, 1.0)
-SHARE = Range(0.0, 1.0)
-RATE = Range(0.0, 1.0, is_rate=True)
+COSINE = Bounds(-1.0, 1.0)
+SHARE = Bounds(0.0, 1.0)
+RATE = Bounds(0.0, 1.0, is_rate=True)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over batches with its 95 % interval; all of them NaN where there is nothing to tell."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float], within: Range) -> Estimate:
-        """Of independent values, one a batch. A single one tells nothing of the others: the whole range."""
-        if not values:
-            return UNKNOWN
-        if within.is_rate:
-            rate = sum(values) / len(values)
-            return cls(rate, *_of_answers(rate, len(values)))
-        return cls.inside(*student_mean(values), within) if len(values) > 1 else cls(values[0], within.low, within.high)
-
-    @classmethod
-    def inside(cls, mean: float, low: float, high: float, within: Range) -> Estimate:
-        """Rounding may have put the mean itself a little beyond the range."""
-        return cls(mean, max(low, min(mean, within.low)), min(high, max(mean, within.high)))
+def mean_over_batches(values: Sequence[float], bounds: Bounds) -> Interval | None:
+    """Of independent values, one a batch; None without any. A single one says nothing of others: its interval is all
+    that is possible."""
+    if not values:
+        return None
+    if bounds.is_rate:
+        rate = sum(values) / len(values)
+        return Interval(rate, *_exact_ends(rate, len(values)))
+    return bounds.cut(student_interval(values)) if len(values) > 1 else Interval(values[0], *bounds.everything)
 
 
-UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+def jackknife(figures: Callable[[Tensor], Tensor], batches: Tensor, bounds: Sequence[Bounds]) -> list[Interval | None]:
+    """[F] intervals of ``figures``, a function of the indices of some batches -> [F] float64 (NaN: unknown).
 
-
-def jackknife(figures: Callable[[Tensor], Tensor], batches: Tensor, within: Sequence[Range]) -> list[Estimate]:
-    """[F] estimates of ``figures``, a function of the numbers of some batches -> [F] float64 (NaN: cannot be told).
-
-    ``batches``: the numbers of those that take part; the degrees of freedom are one less. Where they are too few, or
-    all depends on a single one of them, the interval is the whole range.
+    ``batches``: the indices of those that take part; the degrees of freedom are one less. Where they are too few, or
+    all depends on a single one of them, the interval is all that is possible.
     """
     means = figures(batches).tolist()
     errors = [math.nan] * len(means)
     if len(batches) >= FEWEST:
         without = torch.stack([figures(batches[batches != left_out]) for left_out in batches])  # [M, F]
         errors = ((len(batches) - 1) * without.var(0, unbiased=False)).tolist()
-    return [_estimate(*one, len(batches)) for one in zip(means, errors, within, strict=True)]
+    return [_interval(*one, len(batches)) for one in zip(means, errors, bounds, strict=True)]
 
 
-def _estimate(mean: float, squared_error: float, within: Range, batches: int) -> Estimate:
+def _interval(mean: float, squared_error: float, bounds: Bounds, batches: int) -> Interval | None:
     if math.isnan(mean):
-        return UNKNOWN
+        return None
     if math.isnan(squared_error):
-        return Estimate(mean, within.low, within.high)
-    if within.is_rate and squared_error < UNCHANGED:
-        return Estimate.inside(mean, *_of_answers(mean, batches), within)
+        return Interval(mean, *bounds.everything)
+    if bounds.is_rate and squared_error < UNCHANGED:
+        return bounds.cut(Interval(mean, *_exact_ends(mean, batches)))
     reach = student_reach(squared_error, batches - 1)
-    return Estimate.inside(mean, mean - reach, mean + reach, within)
+    return bounds.cut(Interval(mean, mean - reach, mean + reach))
 
 
-def _of_answers(rate: float, answers: int) -> tuple[float, float]:
-    """Both ends of the exact interval of a rate, from independent answers."""
-    from scipy.special import betaincinv  # as in student.py
+def _exact_ends(rate: float, answers: int) -> tuple[float, float]:
+    """Of Clopper and Pearson's interval of a rate, from independent answers. Not scipy's `binomtest`: a rate over pairs
+    of batches need not be a whole number of answers."""
+    from scipy.stats import beta  # slow to import
 
     yes, tail = rate * answers, (1 - LEVEL) / 2
-    low = betaincinv(yes, answers - yes + 1, tail) if yes > 0 else 0.0
-    high = betaincinv(yes + 1, answers - yes, 1 - tail) if yes < answers else 1.0
+    low = beta.ppf(tail, yes, answers - yes + 1) if yes > 0 else 0.0
+    high = beta.ppf(1 - tail, yes + 1, answers - yes) if yes < answers else 1.0
     return float(low), float(high)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 
@@ -13,14 +12,16 @@ from rich.console import Console
 from torch import Tensor
 
 from marble_rl.advantages import Scored, second_moments
-from marble_rl.balancing.balancers import Balancer, build_balancer, weight_vector
-from marble_rl.balancing.settings import Balance, MarbleBalance, WeightedSumBalance
+from marble_rl.balancing.base import weight_vector
+from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.diagnose.directions import directions
+from marble_rl.diagnose.record import Sample
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
 from marble_rl.gradients.metric import gradient_size, gram
 from marble_rl.inference.opening import Opened
+from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import PromptCache
 from marble_rl.runs.checkpoint import restoring
@@ -28,8 +29,7 @@ from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.log import Display
 from marble_rl.training.batch import training_batch
 from marble_rl.training.experience import Experience, ExperienceSource
-from marble_rl.training.policy_gradients import policy_gradients
-from marble_rl.training.precision import LossScale
+from marble_rl.training.policy_gradients import GradientStage
 from marble_rl.training.update import Updater
 
 FIRST_ROLLOUT = 1_000_000
@@ -37,18 +37,8 @@ FIRST_ROLLOUT = 1_000_000
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One image of the specialist map."""
-
-    source: str
-    prompt: str
-    advantages: list[float | None]
-    """[K]; None where a reward does not apply"""
-
-
-@dataclass(frozen=True)
 class Measured:
-    """What a run's policy gives on M fresh mini-batches."""
+    """Gradients of a run's policy on M fresh mini-batches, reduced to their products."""
 
     names: tuple[str, ...]
     images: int
@@ -92,17 +82,20 @@ def measure(
     model, policy, names = opened.model, opened.policy, config.trained_rewards
     source = ExperienceSource(config, inputs, model, policy, PromptCache(model), World())
     display = Display(Console(quiet=True), batches, 0, names, 1)
-    weights = weight_vector(names, weights_of_sum(config.balance))
-    balancer = build_balancer(opened.config)
+    balance = RULES.part_of(config.balance)
+    weights = weight_vector(names, balance.sum_weights(config.balance))
+    rule = balance(config.balance, names, adv_clip=config.loss.adv_clip, seed=config.trainer.seed)
+    loss = LOSSES.part_of(config.loss)(config.loss)
     updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
-    scale = LossScale(model.dtype)
     micro_batch = MicroBatch(
         config.trainer.micro_batch, config.rollout.groups * config.rollout.group_size, console.print
     )
+    # As in training: on the loss scale, and with the micro-batch, that the run's precision and memory need.
+    stage = GradientStage(model, policy, loss, micro_batch)
     with restoring(checkpoint, run):
-        balancer.load_state_dict(checkpoint.state["balancer"])
+        rule.load_state_dict(checkpoint.state["balancer"])
         updater.load_optimizer_tensors(checkpoint.optimizer)
-        scale.load_state_dict(checkpoint.state.get("scale", {}))
+        stage.scale.load_state_dict(checkpoint.state.get("scale", {}))
         micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
     samples: list[Sample] = []
     advantages = torch.zeros(batches, k, k, dtype=torch.float64)
@@ -112,27 +105,15 @@ def measure(
     for m in range(batches):
         experience = source.gather(FIRST_ROLLOUT + m, 0, display)
         columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
-        batch = training_batch(experience.rollout, 0, config.loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
-        # As in training: on the scale, and as many samples a pass, as the run's numbers and memory need.
-        found = scale.applied(
-            partial(
-                policy_gradients,
-                model,
-                policy,
-                batch,
-                columns,
-                config.loss,
-                per_column=True,
-                micro_batch=micro_batch,
-            )
-        ).gradients
-        g[m], shared[m] = found.g.cpu(), found.shared.cpu()
+        batch = training_batch(experience.rollout, 0, loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
+        gradients = stage.per_reward(batch, columns).gradients
+        g[m], shared[m] = gradients.g.cpu(), gradients.shared.cpu()
         advantages[m] = second_moments(experience.scored.advantages)
         samples = samples or _samples(experience, experience.scored)
         on_batch(m + 1)
     products = gram(g.flatten(0, 1)).view(*g.shape[:2], *g.shape[:2])  # [M, J, M, J]
     on_products(products)
-    alpha_bar = smoothed_coefficients(balancer, checkpoint.step)
+    alpha_bar = rule.coefficients(checkpoint.step) if rule.uses_gradients() else None
     every = directions(products, advantages, k, alpha_bar, _in_metric(g, shared, updater, k))
     steps = _applied(g, shared, products, every, updater, k)
     images = config.rollout.groups * config.rollout.group_size
@@ -147,20 +128,6 @@ def check_space(folder: Path, batches: int, *, gradients: int, parameters: int) 
             f"--out: while they are measured, the gradients of {batches} mini-batches take {needed} bytes there, and "
             f"{free} are free; give fewer --batches or another --out"
         )
-
-
-def weights_of_sum(balance: Balance) -> dict[str, float]:
-    """Of the weighted sum that directions are compared with: the run's own, where it trains on one."""
-    if isinstance(balance, MarbleBalance):
-        return balance.probe_weights
-    return balance.weights if isinstance(balance, WeightedSumBalance) else {}
-
-
-def smoothed_coefficients(balancer: Balancer, step: int) -> Tensor | None:
-    """[K]: what training would combine advantages by in the step after ``step`` updates; None where a run has no such
-    coefficients. To be asked for the step is what tells the balancer of its late uniform stage."""
-    balancer.wants_reward_gradients(step)
-    return None if balancer.harmonizer is None else balancer.harmonizer.alpha_bar
 
 
 def _measuring(config: RunConfig) -> RunConfig:
@@ -178,13 +145,13 @@ def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 def _in_metric(g: Tensor, shared: Tensor, updater: Updater, k: int) -> Tensor:
-    """[M, J, J]: each batch's Gram matrix in AdamW's metric, as a run with `balance.metric: adam` finds it."""
+    """[M, J, J]: each batch's Gram matrix in AdamW's metric, as a run with `balance.metric: adam` computes it."""
     device = updater.policy.flat.device  # of AdamW's moments
-    found = []
+    grams = []
     for m in range(len(g)):
         size = gradient_size(g[m, :k], shared[m]).to(device)
-        found.append(gram(g[m], updater.preconditioner(size).cpu()))
-    return torch.stack(found)
+        grams.append(gram(g[m], updater.preconditioner(size).cpu()))
+    return torch.stack(grams)
 
 
 def _applied(
@@ -194,7 +161,7 @@ def _applied(
     is zero."""
     device = updater.policy.flat.device
     lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()
-    found = torch.empty(len(every), len(g), len(g), k, dtype=torch.float64)
+    cosines = torch.empty(len(every), len(g), len(g), k, dtype=torch.float64)
     steps = torch.empty(len(every), g.shape[2])
     for m in range(len(g)):
         for i, weights in enumerate(every.values()):
@@ -202,8 +169,8 @@ def _applied(
         norms = torch.linalg.vector_norm(steps, dim=1, dtype=torch.float64)
         # For all directions at once: the file of gradients, which may not fit in memory, is read once a batch.
         for n in range(len(g)):
-            found[:, m, n] = (steps @ g[n, :k].T).to(torch.float64) / (norms[:, None] * lengths[n])
-    return dict(zip(every, found, strict=True))
+            cosines[:, m, n] = (steps @ g[n, :k].T).to(torch.float64) / (norms[:, None] * lengths[n])
+    return dict(zip(every, cosines, strict=True))
 
 
 def _samples(experience: Experience, scored: Scored) -> list[Sample]:
@@ -214,7 +181,7 @@ def _samples(experience: Experience, scored: Scored) -> list[Sample]:
         Sample(
             prompt.source,
             prompt.text,
-            [float(a) if told else None for a, told in zip(scored.advantages[i], applicable[i], strict=True)],
+            [float(a) if applies else None for a, applies in zip(scored.advantages[i], applicable[i], strict=True)],
         )
         for i, prompt in enumerate(prompts)
     ]

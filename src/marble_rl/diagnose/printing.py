@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
@@ -11,50 +10,51 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from marble_rl.diagnose.intervals import UNKNOWN, Estimate, few
-from marble_rl.diagnose.measure import Sample
-from marble_rl.diagnose.run import SIZES, Diagnosis
+from marble_rl.diagnose.intervals import few
+from marble_rl.diagnose.record import AdvantageFacts, Diagnosis, Figures, Sample
+from marble_rl.intervals import Interval
 
 
-def print_diagnosis(found: Diagnosis, console: Console) -> None:
+def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     console.print(
-        f"{found.batches} fresh mini-batches of {found.images} images, policy after step {found.step}", markup=False
+        f"{diagnosis.batches} fresh mini-batches of {diagnosis.images} images, policy after step {diagnosis.step}",
+        markup=False,
     )
-    if warning := few(found.batches):
+    if warning := few(diagnosis.batches):
         console.print(warning, style="yellow", soft_wrap=True)
-    console.print(_directions(found))
+    console.print(_directions(diagnosis))
     console.print(
         "smallest cosine with a reward's gradient; conflict: how often it is negative in another batch", style="dim"
     )
-    if found.larger:
-        console.print(_larger(found))
+    if diagnosis.larger:
+        console.print(_larger(diagnosis))
         console.print(
             "smallest cosine with the mean gradient of the images left over, and how often it is negative; mean_gram "
-            "and noise_aware know those images too",
+            "was made from those images too",
             style="dim",
             soft_wrap=True,
         )
-    console.print(_signals(found))
-    console.print(_cosines(found))
-    console.print(_advantages(found))
-    if found.advantages.agreement is not None:
+    console.print(_signals(diagnosis))
+    console.print(_cosines(diagnosis))
+    if diagnosis.advantages is not None:
+        console.print(_coefficients(diagnosis.advantages, diagnosis.names))
         console.print(
-            f"cosines of gradients agree with correlations of advantages to {_shown(found.advantages.agreement)}; at 1 "
-            "the QP sees nothing else",
+            f"cosines of gradients agree with correlations of advantages to {_shown(diagnosis.advantages.agreement)}; "
+            "at 1 the QP sees nothing else",
             style="dim",
             soft_wrap=True,
         )
-    console.print(_specialists(found))
+    console.print(_specialists(diagnosis))
     console.print(
-        f"QP: mean length {fmean(found.qp.norm):.3f} (smallest {min(found.qp.norm):.3f}), "
-        f"{100 * found.qp.near_zero:.0f} % of batches below 0.05; combined gradient "
-        f"{fmean(found.qp.combined):.2f} of the rewards' mean length",
+        f"QP: mean length {fmean(diagnosis.qp.norm):.3f} (smallest {min(diagnosis.qp.norm):.3f}), "
+        f"{100 * diagnosis.qp.near_zero:.0f} % of batches below 0.05; combined gradient "
+        f"{fmean(diagnosis.qp.combined):.2f} of the rewards' mean length",
         soft_wrap=True,
     )
-    if found.conflict:
-        opposed = found.conflict[-2]
+    if diagnosis.conflict:
+        opposed, (first, second, *_) = diagnosis.conflict[-2], diagnosis.names
         console.print(
-            f"constructed conflict ({found.names[1]} turned {100 * opposed.strength:.0f} % against {found.names[0]}): "
+            f"constructed conflict ({second} turned {100 * opposed.strength:.0f} % against {first}): "
             f"min cos {opposed.min_cos:+.3f} for the min-norm point, {opposed.weighted_sum_min_cos:+.3f} for the sum",
             markup=False,
             soft_wrap=True,
@@ -68,62 +68,65 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _directions(found: Diagnosis) -> Table:
+def _directions(diagnosis: Diagnosis) -> Table:
     table = _table("Directions", "", "own batch", "another batch", "conflict", "mean of others", "AdamW's step")
-    for name, figures in found.directions.items():
+    for name, figures in diagnosis.directions.items():
         if not figures.in_batch:
             continue
         table.add_row(
             name,
             f"{figures.in_batch['min_cos'].mean:+.2f}",
-            _shown(figures.independent.get("min_cos", UNKNOWN)),
-            _known(figures.independent.get("conflict", UNKNOWN).mean, ".2f"),
-            _shown(figures.rest.get("min_cos", UNKNOWN)),
-            _shown(found.applied[name].min_cos),
+            _shown(figures.independent.get("min_cos")),
+            _mean(figures.independent.get("conflict")),
+            _shown(figures.rest.get("min_cos")),
+            _shown(diagnosis.applied[name].min_cos),
         )
     return table
 
 
-def _larger(found: Diagnosis) -> Table:
+def _larger(diagnosis: Diagnosis) -> Table:
     table = _table(
-        "Directions made from larger batches", "", *(f"{size * found.images} images" for size in (1, *found.larger))
+        "Directions made from larger batches",
+        "",
+        *(f"{size * diagnosis.images} images" for size in (1, *diagnosis.larger)),
     )
-    for name in found.directions:
-        if not all(name in by_name for by_name in found.larger.values()):
+    for name in diagnosis.directions:
+        if not all(name in by_name for by_name in diagnosis.larger.values()):
             continue
-        figures = [found.directions[name], *(by_name[name] for by_name in found.larger.values())]
+        figures = [diagnosis.directions[name], *(by_name[name] for by_name in diagnosis.larger.values())]
         if any(f.rest for f in figures):
             table.add_row(name, *(_both(f.rest) for f in figures))
     return table
 
 
-def _signals(found: Diagnosis) -> Table:
-    table = _table("Signal of each reward, by batch size beside the run's", "", *(f"x{size:g}" for size in SIZES))
-    for i, name in enumerate(found.names):
-        table.add_row(name, *(f"{found.signal[size][i]:.2f}" for size in SIZES))
+def _signals(diagnosis: Diagnosis) -> Table:
+    table = _table(
+        "Signal of each reward, by batch size beside the run's", "", *(f"x{size:g}" for size in diagnosis.signal)
+    )
+    for i, name in enumerate(diagnosis.names):
+        table.add_row(name, *(_known(row[i], ".2f") for row in diagnosis.signal.values()))
     return table
 
 
-def _cosines(found: Diagnosis) -> Table:
-    table = _table("Cosines between the rewards' true gradients (? where one is lost in noise)", "", *found.names)
-    for name, row in zip(found.names, found.cosines, strict=True):
+def _cosines(diagnosis: Diagnosis) -> Table:
+    table = _table("Cosines between the rewards' true gradients (? where one is lost in noise)", "", *diagnosis.names)
+    for name, row in zip(diagnosis.names, diagnosis.cosines, strict=True):
         table.add_row(name, *(_known(c, "+.2f") for c in row))
     return table
 
 
-def _advantages(found: Diagnosis) -> Table:
-    table = _table("Coefficients of the QP, mean over mini-batches", "", *found.names)
-    facts = found.advantages
+def _coefficients(facts: AdvantageFacts, names: Sequence[str]) -> Table:
+    table = _table("Coefficients of the QP, mean over mini-batches", "", *names)
     for name, shares in (("of the gradients", facts.alpha), ("of the advantages", facts.alpha_of_advantages)):
-        table.add_row(name, *(f"{share.mean:.2f}" for share in shares))
+        table.add_row(name, *map(_mean, shares))
     return table
 
 
-def _specialists(found: Diagnosis) -> Table:
+def _specialists(diagnosis: Diagnosis) -> Table:
     sources: dict[str, list[Sample]] = defaultdict(list)
-    for sample in found.samples:
+    for sample in diagnosis.samples:
         sources[sample.source].append(sample)
-    table = _table("Mean size of the advantages by prompt source, first mini-batch", "", *found.names)
+    table = _table("Mean size of the advantages by prompt source, first mini-batch", "", *diagnosis.names)
     for source, samples in sources.items():
         columns = zip(*(sample.advantages for sample in samples), strict=True)
         table.add_row(source, *(_mean_size(column) for column in columns))
@@ -131,18 +134,22 @@ def _specialists(found: Diagnosis) -> Table:
 
 
 def _mean_size(advantages: Sequence[float | None]) -> str:
-    told = [abs(a) for a in advantages if a is not None]
-    return f"{fmean(told):.2f}" if told else "-"
+    sizes = [abs(a) for a in advantages if a is not None]
+    return f"{fmean(sizes):.2f}" if sizes else "-"
 
 
-def _both(figures: dict[str, Estimate]) -> str:
+def _both(figures: Figures) -> str:
     return f"{figures['min_cos'].mean:+.3f} {figures['conflict'].mean:.2f}" if figures else "?"
 
 
-def _shown(estimate: Estimate) -> str:
+def _shown(interval: Interval | None) -> str:
     """Mean and interval, which need not lie evenly around it."""
-    return "?" if math.isnan(estimate.mean) else f"{estimate.mean:+.2f} ({estimate.low:+.2f} to {estimate.high:+.2f})"
+    return "?" if interval is None else f"{interval.mean:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
 
 
-def _known(value: float, form: str) -> str:
-    return "?" if math.isnan(value) else f"{value:{form}}"
+def _mean(interval: Interval | None) -> str:
+    return _known(None if interval is None else interval.mean, ".2f")
+
+
+def _known(value: float | None, form: str) -> str:
+    return "?" if value is None else f"{value:{form}}"

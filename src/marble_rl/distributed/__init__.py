@@ -1,1 +1,1 @@
-"""Several processes: who has which share of the work, and exchanges that fail together."""
+"""Several ranks: which share of the work each has, collectives, and errors that stop all ranks together."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: note them, finish the step, save, then stop. A second Ctrl-C stops at once."""
+"""Ctrl-C and SIGTERM: remember the signal, finish the step, save, then stop. A second Ctrl-C stops at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Notes the first signal while the context is open."""
+    """Remembers the first signal while the context is open."""
 
     def __init__(
         self,
@@ -23,8 +23,9 @@ class Interrupts:
         agree: Callable[[int], int] = lambda signum: signum,
         launched: bool = False,
     ) -> None:
-        """``agree`` makes one signal (0 for none) of those that each process of the run has noted. ``launched``: the
-        signals come through a launcher, perhaps twice; it has its own way to end a process at once."""
+        """``agree``: a collective that returns one signal number (0 for none) from those that the ranks received.
+        ``launched``: signals come through torchrun, perhaps twice, so a second one does not stop the run at once;
+        torchrun itself kills a rank that takes too long."""
         self._received: int | None = None
         self._notice = notice
         self._doing = doing
@@ -33,14 +34,14 @@ class Interrupts:
         self._previous: dict[int, Any] = {}
 
     def pending(self) -> bool:
-        """Whether the run was asked to stop. In a distributed run all processes ask this at the same point."""
-        agreed = self._agree(self._received or 0)
-        if agreed:  # else a signal may have come while the others were asked, and is theirs to know the next time
-            self._received = agreed
-        return bool(agreed)
+        """Whether a rank was asked to stop. A collective: all ranks call it at the same point."""
+        signum = self._agree(self._received or 0)
+        if signum:  # otherwise keep a signal that arrived during the collective, for the next call
+            self._received = signum
+        return bool(signum)
 
     def stop(self, message: str) -> NoReturn:
-        """End the run with the exit code of the signal noted."""
+        """End the run with the exit code of the signal received."""
         assert self._received is not None
         stop = Interrupted(self._received, message)
         stop.shared = True

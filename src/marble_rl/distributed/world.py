@@ -1,8 +1,8 @@
-"""The processes of a run, as the rest of the package sees them: a `World` that mostly has one.
+"""The ranks of a run, as the rest of the package sees them: a `World`, which mostly has a single rank.
 
-`torchrun` starts several and tells each of them, in its environment, who it is; `join` reads that. Work is divided over
-whole prompt groups, and everything random is drawn by name (seeding.py), so what a run computes does not depend on how
-many processes compute it. How they talk is in processes.py; one process never loads it.
+`torchrun` starts several processes and gives each its rank and the world size as environment variables; `join` reads
+them. Work is divided by whole prompt groups, and everything random is drawn by name (seeding.py), so what a run
+computes does not depend on the world size. The collectives are in torchrun.py, which a run of one rank never imports.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from marble_rl.errors import InputError, MarbleError, ProcessFailed, RunStopped
+from marble_rl.errors import InputError, MarbleError, RankFailed, RunStopped
 
 if TYPE_CHECKING:
     import torch
@@ -22,64 +23,109 @@ T = TypeVar("T")
 
 
 class World:
-    """One process: nothing to divide, nobody to talk to. The base of a world of several."""
+    """A single rank: there is nothing to divide, and every collective returns what it was given. Base class of the
+    world of several ranks."""
 
     rank = 0
     size = 1
-    waited = 0.0
-    """Seconds spent in exchanges with other processes so far."""
+    collective_seconds = 0.0
+    """Time spent in collectives so far, waiting for other ranks included."""
     lockstep = False
-    """The base model is sharded: all processes must make the same forward and backward passes."""
+    """The base model is sharded: all ranks must make the same forward and backward passes."""
 
     @property
     def first(self) -> bool:
-        """Whether this process writes and prints for all."""
+        """Whether this is rank 0, which writes and prints for all."""
         return self.rank == 0
 
     def share(self, count: int, rank: int | None = None) -> range:
-        """Of ``count`` things in a row, those that fall to a process, by default this one. Shares differ by at most
-        one thing."""
+        """Which of ``count`` items in a row belong to a rank, by default this one. Shares differ in size by at most
+        one item."""
         rank = self.rank if rank is None else rank
         return range(count * rank // self.size, count * (rank + 1) // self.size)
 
     def sum_(self, tensor: Tensor) -> None:
-        """Replace the tensor by its sum over all processes."""
+        """All-reduce: replace the tensor by its sum over all ranks."""
 
     def gather(self, value: T) -> list[T]:
-        """Every process's value, by rank, for everyone."""
+        """All-gather: the values of all ranks, in the order of the ranks, on every rank."""
         return [value]
 
     def gather_first(self, value: T) -> list[T]:
-        """Every process's value, by rank, for the first process; nothing for the others."""
+        """Gather to rank 0: there the values of all ranks, in their order; an empty list on the other ranks."""
         return [value]
 
-    def from_first(self, value: T) -> T:
-        """The first process's value, for everyone."""
+    def broadcast(self, value: T) -> T:
+        """The value of rank 0, on every rank."""
         return value
 
     def largest(self, value: int) -> int:
-        """The largest of all processes' values."""
+        """All-reduce: the largest value of all ranks."""
         return value
 
     @contextmanager
-    def agreed(self) -> Iterator[None]:
-        """Where the work inside fails in one process, all raise, and the first of them tells why."""
+    def failing_together(self) -> Iterator[None]:
+        """If the block raises on one rank, it raises on all of them; rank 0 prints the message.
+
+        A collective: all ranks must leave the block at about the same time."""
         yield
 
+    def deferring(self, kind: type[MarbleError]) -> DeferredError:
+        """In lockstep, hold an error of this ``kind`` back until all ranks have made their passes; otherwise let it
+        through at once. See `DeferredError`."""
+        return DeferredError(kind, self.lockstep)
+
     def pick_device(self, name: str, key: str = "model.device") -> torch.device:
-        """Where this process trains: of `auto`, the card that is its own. ``key``: where the name was given."""
+        """The device that this rank trains on; for `auto` on GPUs, the one with its local rank. ``key``: the setting
+        that holds the name, for error messages."""
         from marble_rl.devices import pick_device
 
         return pick_device(name, key)
 
 
+class DeferredError:
+    """Holds the first error of a rank in lockstep back, so that the rank continues to make the passes that others wait
+    for. Not in lockstep it changes nothing: errors leave the ``with`` block as usual.
+
+        failure = world.deferring(RunStopped)
+        for batch in batches:
+            images = draw(batch)  # a pass of all ranks
+            if failure.held is None:
+                with failure:
+                    score(images)  # may raise on one rank
+        failure.raise_held()
+    """
+
+    def __init__(self, kind: type[MarbleError], lockstep: bool) -> None:
+        self._kind = kind
+        self._lockstep = lockstep
+        self.held: MarbleError | None = None
+        """The first error that was held back."""
+
+    def __enter__(self) -> DeferredError:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not self._lockstep or not isinstance(value, self._kind):
+            return False
+        self.held = self.held or value
+        return True
+
+    def raise_held(self) -> None:
+        """Raise the error that was held back, if there is one. To be called after the last pass."""
+        if self.held is not None:
+            raise self.held
+
+
 def launched() -> int:
-    """How many processes were started together for this run."""
+    """The world size: how many processes torchrun started for this run, 1 without torchrun."""
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else 1
 
 
 def is_first() -> bool:
-    """Whether this process is the one that prints."""
+    """Whether this process is rank 0, which prints."""
     return launched() == 1 or os.environ["RANK"] == "0"
 
 
@@ -87,54 +133,56 @@ _joined: World | None = None
 
 
 def join() -> World:
-    """The world of this process: the one that torchrun started, or itself alone. The same one however often."""
+    """The world of this process. Further calls return the same one."""
     global _joined
     if launched() == 1:
         return World()
     if _joined is None:
-        from marble_rl.distributed.processes import Processes
+        from marble_rl.distributed.torchrun import DistributedWorld
 
-        _joined = Processes()
+        _joined = DistributedWorld()
     return _joined
 
 
 def leave(error: MarbleError | None = None) -> None:
-    """Last words of a process. Where all processes end alike they wait for each other: a launcher that sees one of them
-    gone ends the others, and the first one may still have something to print."""
+    """Leave the process group at the end of the program; ``error`` is what ended it.
+
+    Where all ranks end alike, they wait for each other: torchrun ends the other ranks as soon as one is gone, and rank
+    0 may still have something to print."""
     global _joined
     if _joined is not None:
-        from marble_rl.distributed.processes import Processes
+        from marble_rl.distributed.torchrun import DistributedWorld
 
-        assert isinstance(_joined, Processes)
-        _joined.leave(together=error is None or (error.shared and not isinstance(error, ProcessFailed)))
+        assert isinstance(_joined, DistributedWorld)
+        _joined.leave(together=error is None or (error.shared and not isinstance(error, RankFailed)))
         _joined = None
 
 
 def check_world(world: World, groups: int, updates: int) -> None:
-    """Every process must have a prompt group in every update."""
+    """Refuse a world size that leaves a rank without a prompt group in some update."""
     each = groups // updates
     if world.size > each:
         raise InputError(
             f"rollout.groups: {groups} groups in rollout.updates: {updates} are {each} an update, too few for "
-            f"{world.size} processes: each trains on whole groups. Start no more than {each}, raise "
+            f"{world.size} ranks: each trains on whole groups. Start no more than {each} ranks, raise "
             "rollout.groups or lower rollout.updates"
         )
 
 
 def check_same_rewards(world: World, loaded: Sequence[str]) -> None:
-    """An optional reward must be there for every process, or for none."""
+    """Refuse an optional reward that only some ranks could load."""
     everywhere = world.gather(tuple(loaded))
     odd = sorted({name for names in everywhere for name in names if any(name not in other for other in everywhere)})
     if odd:
         ranks = [rank for rank, names in enumerate(everywhere) if odd[0] not in names]
         raise InputError(
-            f"rewards: the optional reward {odd[0]!r} cannot be loaded in process {ranks[0]} of {world.size}, but in "
-            "others it can; mend that machine, or remove the reward"
+            f"rewards: the optional reward {odd[0]!r} cannot be loaded on rank {ranks[0]} of {world.size}, but on "
+            "others it can; install what it needs on that machine too, or remove the reward"
         )
 
 
 def check_same_weights(world: World, flat: Tensor) -> None:
-    """Every process must have the same weights, up to rounding: each has made the same updates."""
+    """Stop if the weights of the ranks differ by more than rounding: all ranks make the same updates."""
     norms = world.gather(float(flat.double().norm()))
     if max(norms) - min(norms) > 1e-6 * max(norms):
-        raise RunStopped(f"the weights of the processes have come apart: their norms are {norms}. Go on with --resume")
+        raise RunStopped(f"the weights differ between ranks: their norms are {norms}. Continue with --resume")

@@ -6,21 +6,20 @@ Image j of prompt i starts from noise drawn for (evaluation seed, i, j) alone. T
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from marble_rl.config.run import EvaluationConfig
 from marble_rl.distributed.world import World
-from marble_rl.errors import NonFinite, RunStopped
+from marble_rl.errors import RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.prompts import PromptSet
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rollout.rollout import Drawn, draw
 from marble_rl.rollout.settings import RolloutConfig
+from marble_rl.runs.scores import ImageScores, WeightsScores
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Prompt, RewardTable
 
@@ -34,12 +33,12 @@ class Evaluation:
     table: RewardTable
     """[N, K] with N = len(prompts) * images_per_prompt"""
     pictures: Mapping[int, Tensor] = field(default_factory=dict)
-    """By row, those asked for: [H, W, 3] uint8, videos [F, H, W, 3]; the first process has those of all"""
+    """By row, those asked for: [H, W, 3] uint8, videos [F, H, W, 3]; the first rank has those of all ranks"""
 
     @property
     def means(self) -> dict[str, float]:
-        found = {name: self.table.mean(name) for name in self.table.names}
-        return {name: mean for name, mean in found.items() if mean is not None}
+        means = {name: self.table.mean(name) for name in self.table.names}
+        return {name: mean for name, mean in means.items() if mean is not None}
 
     def per_prompt(self, reward: str) -> Tensor:
         """[prompts]: mean over the images that the reward applies to; NaN where there are none."""
@@ -49,27 +48,19 @@ class Evaluation:
         return (values * applicable).sum(1) / applicable.sum(1)
 
     def scores(self, row: int) -> dict[str, float]:
-        """What each reward that applies to it gave an image."""
+        """Of an image, from each reward that applies to it."""
         pairs = enumerate(self.table.names)
         return {name: float(self.table.values[row, k]) for k, name in pairs if self.table.applicable[row, k]}
 
-    def to_json(self) -> dict[str, Any]:
-        """Means, and every image's scores (null where a reward does not apply)."""
-        rows = []
-        for i, prompt in enumerate(self.prompts):
-            for j in range(self.images_per_prompt):
-                row = i * self.images_per_prompt + j
-                scores = dict.fromkeys(self.table.names) | self.scores(row)
-                rows.append(
-                    {
-                        "prompt": prompt.text,
-                        "source": prompt.source,
-                        "index": prompt.index,
-                        "image": j,
-                        "scores": scores,
-                    }
-                )
-        return {"means": self.means, "images": rows}
+    def record(self) -> WeightsScores:
+        """Means, and every image's scores (None where a reward does not apply)."""
+        places = [(prompt, j) for prompt in self.prompts for j in range(self.images_per_prompt)]
+        nothing = dict.fromkeys(self.table.names)
+        images = [
+            ImageScores(prompt.text, prompt.source, prompt.index, j, nothing | self.scores(row))
+            for row, (prompt, j) in enumerate(places)
+        ]
+        return WeightsScores(self.means, images)
 
 
 def evaluated_prompts(prompts: PromptSet, config: EvaluationConfig) -> list[Prompt]:
@@ -90,8 +81,8 @@ def evaluate(
 ) -> Evaluation:
     """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape.
 
-    The processes of ``world`` take whole batches, and all of them get all scores. ``pictures``: rows whose images the
-    first one gets. The others are dropped as soon as they are scored: all of a benchmark's do not fit into memory.
+    The ranks of ``world`` take whole batches, and all of them get all scores. ``pictures``: rows whose images the first
+    rank gets. The others are dropped as soon as they are scored: all images of a benchmark do not fit into memory.
     """
     world = world or World()
     chosen = evaluated_prompts(prompts, config)
@@ -111,31 +102,31 @@ def evaluate(
         return draw(model, noise, conditioning, sigmas, config.solver)
 
     kept: dict[int, Tensor] = {}
-    failure: NonFinite | None = None
+    failure = world.deferring(RunStopped)
     with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
         for place, batch in zip(share, own, strict=True):
             drawn = draw_batch(batch)
-            failure = failure or drawn.failure
-            if failure is not None:
-                if not world.lockstep:
-                    break
-                continue  # the others wait for the passes of this process
-            shown = drawn.images[: len(batch)]
-            rows = enumerate(shown, place * config.batch_size)
-            kept |= {row: image.clone() for row, image in rows if row in wanted}  # a view would keep its whole batch
-            # In lockstep a reward's failure waits for `finish`: nobody may leave the others alone.
-            with suppress(RunStopped) if world.lockstep else nullcontext():
+            if failure.held is not None:
+                continue  # only the passes matter now: the other ranks wait for them
+            with failure:
+                drawn.raise_failure()
+                shown = drawn.images[: len(batch)]
+                rows = enumerate(shown, place * config.batch_size)
+                kept |= {row: image.clone() for row, image in rows if row in wanted}  # a view would keep its batch
                 scoring.add(shown)
-            on_images(len(batch))
+                on_images(len(batch))
         if world.lockstep and len(own) < len(batches) / world.size:
-            draw_batch(batches[0])  # to keep step; the shares of others are one batch longer
-        if failure is not None:
-            raise failure
+            draw_batch(batches[0])  # the shares of other ranks are one batch longer: make as many passes as they do
+        failure.raise_held()
         scores = scoring.finish()
-    tables = [part for part in world.gather(scores) if len(part.values)]  # some process may have had nothing to do
-    table = RewardTable(
-        scorer.names, torch.cat([part.values for part in tables]), torch.cat([part.applicable for part in tables])
-    )
-    everyones = world.gather_first(kept) if wanted else []
-    found = {row: image for part in everyones for row, image in part.items()}
-    return Evaluation(chosen, config.images_per_prompt, table, found)
+    table = _joined(world.gather(scores))
+    gathered = world.gather_first(kept) if wanted else []
+    shown_rows = {row: image for part in gathered for row, image in part.items()}
+    return Evaluation(chosen, config.images_per_prompt, table, shown_rows)
+
+
+def _joined(parts: Sequence[RewardTable]) -> RewardTable:
+    """Of all ranks; one may have had no batch."""
+    tables = [part for part in parts if len(part.values)]
+    applicable = torch.cat([part.applicable for part in tables])
+    return RewardTable(tables[0].names, torch.cat([part.values for part in tables]), applicable)

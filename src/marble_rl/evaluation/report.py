@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,109 +13,90 @@ from rich.table import Table
 
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World, check_same_rewards
+from marble_rl.errors import InputError
 from marble_rl.evaluation.evaluate import Evaluation, evaluate, evaluated_prompts
 from marble_rl.inference.opening import Opened, Weights, model_config, open_target
-from marble_rl.intervals import FEWEST, Difference, paired_difference
+from marble_rl.intervals import FEWEST, Interval, paired_difference
 from marble_rl.models.base import PromptCache
 from marble_rl.prompts import PromptSet, read_prompt_file
 from marble_rl.runs.images import Card, Picture, comparison, save_image, save_small
 from marble_rl.runs.inputs import RunInputs, check_inputs, check_prompts
-from marble_rl.storage import output_folder, storage_errors, write_json
+from marble_rl.runs.scores import IMAGES, SCORES, KeptPicture, Scores
+from marble_rl.storage import output_folder, storage_errors
 from marble_rl.types import Prompt
 
 GRID_PROMPTS = 4
 """Of each prompt source, evenly spaced."""
-SCORES = "scores.json"
-IMAGES, SUFFIX = "images", ".webp"
-"""Where the pictures of the grid lie, each a file."""
+SUFFIX = ".webp"
+"""Of the pictures of the grid, each a file."""
 AGAIN = "evaluate again"
 """What helps where a file could not be written."""
 LINES = 10
-"""Of each weights, where no bar can be shown."""
+"""Lines of progress for each of the weights, where no bar can be shown."""
 
 
-@dataclass(frozen=True)
-class EvaluationReport:
-    """Evaluations by name of the weights, in the order asked for."""
+def score_record(
+    results: dict[str, Evaluation], step: int | None, held_out: Iterable[str], pictures: Sequence[KeptPicture] = ()
+) -> Scores:
+    """scores.json of evaluations by name of their weights, in the order asked for."""
+    return Scores(
+        step=step,
+        held_out_rewards=sorted(held_out),
+        differences=_differences(list(results.values())),
+        pictures=list(pictures),
+        weights={name: result.record() for name, result in results.items()},
+    )
 
-    results: dict[str, Evaluation]
-    step: int | None
-    held_out: frozenset[str]
-    out: Path
-    shown: list[dict[str, Any]] = field(default_factory=list)
-    """Pictures kept as files: the place of each in the lists of images, and its file under each weights"""
 
-    @property
-    def rewards(self) -> list[str]:
-        """Those with a score under any of the weights: a reward may have nothing to say about all images of one."""
-        means = [result.means for result in self.results.values()]
-        return [name for name in self._first.table.names if any(name in known for known in means)]
+def _differences(results: Sequence[Evaluation]) -> dict[str, Interval]:
+    """By reward, the last weights against the first, over the prompts that have a score under both. A reward with fewer
+    than two such prompts is left out."""
+    first, last = results[0], results[-1]
+    differences: dict[str, Interval] = {}
+    if first is last:
+        return differences
+    for name in first.table.names:
+        before, after = first.per_prompt(name), last.per_prompt(name)
+        both = before.isfinite() & after.isfinite()
+        if both.sum() >= FEWEST:
+            differences[name] = paired_difference(before[both], after[both])
+    return differences
 
-    @property
-    def differences(self) -> dict[str, Difference]:
-        """For each reward, the last weights against the first; empty where there is only one. A reward with fewer than
-        two prompts that have a score under both is left out: nothing can be told from one."""
-        first, last = self._first, self._last
-        if first is last:
-            return {}
-        found = {}
-        for name in self.rewards:
-            before, after = first.per_prompt(name), last.per_prompt(name)
-            both = before.isfinite() & after.isfinite()
-            if both.sum() >= FEWEST:
-                found[name] = paired_difference(before[both], after[both])
-        return found
 
-    @property
-    def _first(self) -> Evaluation:
-        return next(iter(self.results.values()))
-
-    @property
-    def _last(self) -> Evaluation:
-        return list(self.results.values())[-1]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "held_out_rewards": sorted(self.held_out),
-            "differences": {name: asdict(difference) for name, difference in self.differences.items()},
-            "pictures": self.shown,
-            "weights": {name: result.to_json() for name, result in self.results.items()},
-        }
-
-    def print(self) -> None:
-        first, differences = self._first, self.differences
-        compared = len(self.results) > 1
-        table = Table(title=f"{len(first.prompts)} prompts x {first.images_per_prompt} images", box=SIMPLE_HEAD)
-        table.add_column("reward")
-        for name in self.results:
-            table.add_column(name, justify="right")
+def print_scores(scores: Scores, out: Path) -> None:
+    """The table of means, with differences where several sets of weights were evaluated."""
+    compared = len(scores.weights) > 1
+    each = len(scores.images) // scores.prompts
+    table = Table(title=f"{scores.prompts} prompts x {each} images", box=SIMPLE_HEAD)
+    table.add_column("reward")
+    for name in scores.weights:
+        table.add_column(name, justify="right")
+    if compared:
+        table.add_column("difference", justify="right")
+        table.add_column("95 % interval", justify="right")
+        table.add_column("")
+    for reward in scores.rewards:
+        means = [of.means.get(reward) for of in scores.weights.values()]
+        cells = ["" if mean is None else f"{mean:.4f}" for mean in means]
         if compared:
-            table.add_column("difference", justify="right")
-            table.add_column("95 % interval", justify="right")
-            table.add_column("")
-        for reward in self.rewards:
-            means = [result.means.get(reward) for result in self.results.values()]
-            cells = ["" if mean is None else f"{mean:.4f}" for mean in means]
-            if compared:
-                cells += _difference_cells(means[0], means[-1], differences.get(reward))
-            table.add_row(reward + ("*" if reward in self.held_out else ""), *cells)
-        console = Console()
-        console.print(table)
-        if self.held_out:
-            console.print("* held out: never trained on", style="dim")
-        if differences:
-            console.print("intervals: bootstrap over prompts; up and down where zero lies outside", style="dim")
-        if compared and len(differences) < len(self.rewards):
-            console.print(f"no interval: fewer than {FEWEST} prompts have both scores", style="dim")
-        console.print(f"scores and pictures: {self.out}", markup=False, soft_wrap=True)
+            cells += _difference_cells(means[0], means[-1], scores.differences.get(reward))
+        table.add_row(reward + ("*" if reward in scores.held_out_rewards else ""), *cells)
+    console = Console()
+    console.print(table)
+    if scores.held_out_rewards:
+        console.print("* evaluation only: never trained on", style="dim")
+    if scores.differences:
+        console.print("intervals: bootstrap over prompts; up and down where zero lies outside", style="dim")
+    if compared and len(scores.differences) < len(scores.rewards):
+        console.print(f"no interval: fewer than {FEWEST} prompts have both scores", style="dim")
+    console.print(f"scores and pictures: {out}", markup=False, soft_wrap=True)
 
 
-def _difference_cells(before: float | None, after: float | None, found: Difference | None) -> list[str]:
+def _difference_cells(before: float | None, after: float | None, difference: Interval | None) -> list[str]:
     """Difference, interval and verdict, as far as they are known."""
-    if found is not None:
-        verdict = "" if not found.significant else "[green]up" if found.mean > 0 else "[red]down"
-        return [f"{found.mean:+.4f}", f"{found.low:+.4f} .. {found.high:+.4f}", verdict]
+    if difference is not None:
+        verdict = "" if not difference.significant else "[green]up" if difference.mean > 0 else "[red]down"
+        return [f"{difference.mean:+.4f}", f"{difference.low:+.4f} .. {difference.high:+.4f}", verdict]
     return ["" if before is None or after is None else f"{after - before:+.4f}", "", ""]
 
 
@@ -133,8 +111,8 @@ def evaluate_target(
     device: str,
     out: Path,
     world: World,
-) -> EvaluationReport:
-    """Evaluate each of the weights; the first process writes scores.json, a grid with one column per weights, and its
+) -> Scores:
+    """Evaluate each of the weights; the first rank writes scores.json, a grid with one column per weights, and its
     pictures."""
     model = model_config(target, model_path, settings.model)
     inputs = check_inputs(settings.model_copy(update={"model": model.model_copy(update={"device": device})}))
@@ -149,8 +127,9 @@ def evaluate_target(
         opened.check_weights(weights)
         results = _evaluations(opened, weights, settings, inputs, prompts, columns, world)
         held_out = frozenset(reward.name for reward in settings.rewards if reward.held_out)
-        report = EvaluationReport(results, opened.step, held_out, out)
-        return _written(report, columns) if world.first else report
+        if not world.first:
+            return score_record(results, opened.step, held_out)
+        return _write(results, opened.step, held_out, columns, out)
 
 
 def _evaluations(
@@ -182,25 +161,25 @@ def _evaluations(
                     prompts,
                     settings.evaluation,
                     settings.rollout,
-                    on_images=_teller(progress, role, images, world.size),
+                    on_images=_progress_counter(progress, role, images, world.size),
                     world=world,
                     pictures=[i * each for column in columns for i in column],
                 )
     return results
 
 
-def _teller(progress: Progress, role: str, images: int, processes: int) -> Callable[[int], None]:
-    """Counts the images of one of ``processes`` on a bar, or in plain lines where there is no terminal."""
-    task = progress.add_task(f"evaluating {role}", total=images / processes)
-    own = told = 0
+def _progress_counter(progress: Progress, role: str, images: int, ranks: int) -> Callable[[int], None]:
+    """Counts the images of one of ``ranks`` on a bar, or in plain lines where there is no terminal."""
+    task = progress.add_task(f"evaluating {role}", total=images / ranks)
+    own = printed = 0
 
     def on_images(done: int) -> None:
-        nonlocal own, told
+        nonlocal own, printed
         own += done
         progress.advance(task, done)
-        tenths = min(LINES, LINES * own * processes // images)  # shares are whole batches, so not quite equal
-        if tenths > told and not progress.console.is_terminal:
-            told = tenths
+        tenths = min(LINES, LINES * own * ranks // images)  # shares are whole batches, so not quite equal
+        if tenths > printed and not progress.console.is_terminal:
+            printed = tenths
             progress.console.print(f"evaluating {role}: {100 * tenths // LINES} % of {images} images", markup=False)
 
     return on_images
@@ -215,42 +194,45 @@ def _shown_prompts(prompts: Sequence[Prompt]) -> list[list[int]]:
     return [rows[:: strides[name]][:GRID_PROMPTS] for name, rows in sources.items()]
 
 
-def _written(report: EvaluationReport, columns: Sequence[Sequence[int]]) -> EvaluationReport:
+def _write(
+    results: dict[str, Evaluation],
+    step: int | None,
+    held_out: Iterable[str],
+    columns: Sequence[Sequence[int]],
+    out: Path,
+) -> Scores:
     """Write all files, in place of those of an earlier evaluation; scores.json after the pictures that it lists."""
-    out, before = report.out, _listed_pictures(report.out)
-    shown = _save_pictures(report.results, [i for column in columns for i in column], out)
-    cards = [[_card(report.results, i) for i in column] for column in columns]
+    before = _listed_pictures(out)
+    pictures = _save_pictures(results, [i for column in columns for i in column], out)
+    cards = [[_card(results, i) for i in column] for column in columns]
     save_image(comparison(cards), out / "grid.png", AGAIN)
-    report = replace(report, shown=shown)
+    scores = score_record(results, step, held_out, pictures)
     with storage_errors(str(out), AGAIN):
-        write_json(out / SCORES, report.to_json())
+        scores.write(out / SCORES)
         for old in before - _listed_pictures(out):
             old.unlink(missing_ok=True)
-    return report
+    return scores
 
 
 def _listed_pictures(out: Path) -> set[Path]:
-    """Of the evaluation in the folder. Whatever else lies beside them is not ours."""
+    """Of the evaluation in the folder. Other files beside them are not ours to delete."""
     try:
-        entries = json.loads((out / SCORES).read_text(encoding="utf-8"))["pictures"]
-        files = [Path(file) for entry in entries for file in entry["files"].values()]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pictures = Scores.read(out / SCORES).pictures
+    except InputError:
         return set()
+    files = [Path(file) for picture in pictures for file in picture.files.values()]
     return {out / IMAGES / file.name for file in files if file.suffix == SUFFIX}  # whatever folder it names
 
 
-def _save_pictures(results: dict[str, Evaluation], prompts: Sequence[int], out: Path) -> list[dict[str, Any]]:
-    """Write the first image of each prompt under each weights to images/.
-
-    `row` is the picture's place in every `weights.<name>.images` list.
-    """
-    entries = []
+def _save_pictures(results: dict[str, Evaluation], prompts: Sequence[int], out: Path) -> list[KeptPicture]:
+    """Write the first image of each prompt under each weights to images/."""
+    pictures = []
     for row in (i * next(iter(results.values())).images_per_prompt for i in prompts):
         files = {name: f"{IMAGES}/{row}-{name}{SUFFIX}" for name in results}
         for name, result in results.items():
             save_small(result.pictures[row], out / files[name], AGAIN)
-        entries.append({"row": row, "files": files})
-    return entries
+        pictures.append(KeptPicture(row, files))
+    return pictures
 
 
 def _card(results: dict[str, Evaluation], prompt: int) -> Card:

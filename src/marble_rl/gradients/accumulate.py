@@ -20,7 +20,7 @@ have been prepared by `fuse`), "passes" by one for each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -73,6 +73,16 @@ class RewardGradients:
         """The plain ones."""
         return Products(self.gram, self.cross, self.half_gram)
 
+    def first(self, columns: int) -> RewardGradients:
+        """Of the first columns alone: those of the rewards, without probes."""
+        return replace(
+            self,
+            g=self.g[:columns],
+            norms=self.norms[:columns],
+            **vars(self.products.first(columns)),
+            in_metric=None if self.in_metric is None else self.in_metric.first(columns),
+        )
+
 
 class GradientAccumulator:
     """Sums per-column gradients over micro-batches and timesteps: add(...) as often as you like, then finish().
@@ -83,9 +93,9 @@ class GradientAccumulator:
 
     ``verify``: check the first fused pass against one of the columns computed alone. It costs a backward pass, and
     finds layers whose leading dimension only looks like the sample.
-    ``lockstep``: make the same passes as other processes, so also those of advantages that are all zero; what the check
-    finds is then raised by `sum_over`, where all processes meet.
-    ``computed_in``: the numbers of the model's passes, which decide how far two of them may differ.
+    ``lockstep``: make the same passes as the other ranks, so also those of advantages that are all zero. A failed check
+    is then raised by `sum_over`, where all ranks meet.
+    ``computed_in``: the dtype of the model's passes, which decides how far two of them may differ.
     """
 
     def __init__(
@@ -114,7 +124,7 @@ class GradientAccumulator:
         # Halves serve the products of columns; without any they would only be added up again.
         halves = HALVES if columns else 1
         count = halves * (columns + 1) * sum(sizes)
-        # What several processes add up, in one piece: the gradients, the rows of each half, and the caller's sums.
+        # One buffer for one all-reduce: the gradients, the number of rows of each half, and the caller's sums.
         self._buffer = torch.zeros(count + HALVES + _SPARE + columns, dtype=first.dtype, device=first.device)
         # Row j of half h is the gradient of column j; the last row is the shared part.
         self._sums = self._buffer[:count].view(halves, columns + 1, sum(sizes))
@@ -165,7 +175,7 @@ class GradientAccumulator:
                 self._backward(base, mask, everything, self._views[h][-1], keep=i < len(shares) - 1)
 
     def sum_over(self, world: World, sums: Tensor) -> Tensor:
-        """Add up what all processes accumulated, and ``sums`` [S] with it, in one exchange; returns those.
+        """All-reduce the gradients, and ``sums`` [S] with them, in one call; returns those sums.
 
         The rows are counted in the gradients' dtype: exact up to 2^24 of them.
         """
@@ -177,9 +187,9 @@ class GradientAccumulator:
         tail = self._buffer[self._sums.numel() :]
         tail[: HALVES + len(sums)] = torch.cat([counts, sums.to(counts)]).to(tail)
         world.sum_(self._buffer)
-        found = tail[: HALVES + len(sums)].to("cpu", torch.float64)
-        self._rows = [int(count) for count in found[:HALVES]]
-        return found[HALVES:].to(sums)
+        totals = tail[: HALVES + len(sums)].to("cpu", torch.float64)
+        self._rows = [int(count) for count in totals[:HALVES]]
+        return totals[HALVES:].to(sums)
 
     def finish(self, metric: Metric | None = None) -> RewardGradients:
         """Means over all rows added, and their products, in ``metric`` too where one is given.
@@ -229,11 +239,11 @@ class GradientAccumulator:
         j = int(cotangents.norm(dim=0).argmax())
         alone = torch.autograd.grad(slope, self.params, cotangents[:, j], retain_graph=True, allow_unused=True)
         whole = self._sums[h, j].norm()
-        for i, (expected, found) in enumerate(zip(alone, self._views[h][j], strict=True)):
-            error = found.norm() if expected is None else (found - expected).norm()
-            # What overflowed is the caller's affair.
-            if torch.isfinite(error) and error > self._tolerance * (found.norm() + 1e-3 * whole):
-                self._mismatch = FusedMismatch(i, float(error / found.norm().clamp_min(1e-30)))
+        for i, (expected, fused) in enumerate(zip(alone, self._views[h][j], strict=True)):
+            error = fused.norm() if expected is None else (fused - expected).norm()
+            # An overflow is not a mismatch: the caller checks for finite gradients.
+            if torch.isfinite(error) and error > self._tolerance * (fused.norm() + 1e-3 * whole):
+                self._mismatch = FusedMismatch(i, float(error / fused.norm().clamp_min(1e-30)))
                 break
         if self._mismatch is not None and not self._lockstep:
             raise self._mismatch

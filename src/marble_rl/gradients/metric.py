@@ -57,6 +57,15 @@ class Products:
     half_gram: Tensor | None
     """[2, 2, J, J]: of the halves' own gradients."""
 
+    def first(self, k: int) -> Products:
+        """Of the first k gradients alone."""
+        cross, half_gram = self.cross, self.half_gram
+        return Products(
+            self.gram[:k, :k],
+            None if cross is None else cross[:k, :k],
+            None if half_gram is None else half_gram[:, :, :k, :k],
+        )
+
     def divided_by(self, square: float) -> Products:
         cross, half_gram = self.cross, self.half_gram
         return Products(
@@ -88,21 +97,21 @@ def mean_products(sums: Tensor, rows: list[int]) -> Products:
 def half_products(first: Tensor, second: Tensor, diagonal: Tensor | None = None) -> Tensor:
     """[2, 2, J, J] float64: products of the rows of ``first`` and ``second`` [J, P]; plain without ``diagonal`` [P]."""
     rows = len(first)
-    found = torch.zeros(HALVES, HALVES, rows, rows, dtype=torch.float64, device=first.device)
+    products = torch.zeros(HALVES, HALVES, rows, rows, dtype=torch.float64, device=first.device)
     for a, b in zip(_pieces(first, diagonal), _pieces(second, diagonal), strict=True):
-        found[0, 0].addmm_(a, a.T)
-        found[0, 1].addmm_(a, b.T)
-        found[1, 1].addmm_(b, b.T)
-    found[1, 0] = found[0, 1].T
-    return found
+        products[0, 0].addmm_(a, a.T)
+        products[0, 1].addmm_(a, b.T)
+        products[1, 1].addmm_(b, b.T)
+    products[1, 0] = products[0, 1].T
+    return products
 
 
 def gram(g: Tensor, diagonal: Tensor | None = None) -> Tensor:
     """[J, J] float64 of the rows of ``g`` [J, P]; plain without ``diagonal`` [P]."""
-    found = torch.zeros(len(g), len(g), dtype=torch.float64, device=g.device)
+    products = torch.zeros(len(g), len(g), dtype=torch.float64, device=g.device)
     for piece in _pieces(g, diagonal):
-        found.addmm_(piece, piece.T)
-    return found
+        products.addmm_(piece, piece.T)
+    return products
 
 
 def _pieces(g: Tensor, diagonal: Tensor | None) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""`marble export`: a LoRA or whole merged weights that plain diffusers opens, with a model card for the hub."""
+"""`marble export`: a LoRA or a merged pipeline that plain diffusers opens, with a model card for the hub."""
 
 from __future__ import annotations
 
@@ -10,52 +10,53 @@ from pathlib import Path
 import torch
 
 from marble_rl.config import to_yaml
+from marble_rl.inference.lora_note import NOTE, LoraNote
 from marble_rl.inference.model_card import model_card, read_evaluation
-from marble_rl.inference.opening import CARD, Opened
+from marble_rl.inference.opening import Opened
 from marble_rl.models.lora import Adapter
 from marble_rl.models.pipeline import PipelineModel
 from marble_rl.runs.folder import RunFolder
-from marble_rl.storage import storage_errors, write_bytes, write_json
+from marble_rl.storage import storage_errors, write_bytes
 
 GRID = "grid.png"
 CONFIG = "training_config.yaml"
-"""Not config.json: a folder with one is a run."""
+"""Not config.json, which would make the folder look like a run."""
 
 
 def export_lora(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None = None) -> list[str]:
-    """Write a folder that plain diffusers loads. Returns remarks on what the card had to leave out."""
+    """Write a LoRA folder for plain diffusers. Returns remarks on what the model card leaves out."""
     assert opened.config is not None
     config = opened.config
-    note = {
-        "base_model": config.model.path,
-        "text_length": config.model.text_length,
-        "guidance": config.model.guidance,
-        "step": opened.step,
-        "weights": adapter,
-        "rewards": list(config.trained_rewards),
-        "balance": config.balance.type,
-    }
-    with _whole(out):
+    note = LoraNote(
+        base_model=config.model.path,
+        text_length=config.model.text_length,
+        guidance=config.model.guidance,
+        step=opened.step,
+        weights=adapter,
+        rewards=list(config.trained_rewards),
+        balance=config.balance.type,
+    )
+    with _all_or_nothing(out):
         opened.model.write_lora(out, adapter)
-        write_json(out / CARD, note)
+        note.write(out / NOTE)
         return _describe(opened, adapter, out, run, merged=False)
 
 
 def export_merged(opened: Opened, adapter: Adapter, out: Path, run: RunFolder, dtype: torch.dtype) -> list[str]:
-    """Write the whole pipeline with the LoRA in its weights. The opened run has no adapters afterwards."""
+    """Write the whole pipeline with the LoRA merged into its weights. ``opened`` has no adapters afterwards."""
     assert opened.policy is not None
     assert isinstance(opened.model, PipelineModel)
     opened.policy.merge(adapter)
     pipeline = opened.model.pipeline
-    pipeline.vae.to(memory_format=torch.contiguous_format)  # safetensors stores no other
-    with _whole(out):
+    pipeline.vae.to(memory_format=torch.contiguous_format)  # safetensors needs contiguous tensors
+    with _all_or_nothing(out):
         pipeline.to(dtype).save_pretrained(out)
         return _describe(opened, adapter, out, run, merged=True)
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[None]:
-    """All of an export, or nothing: half a pipeline in the folder would look like one."""
+def _all_or_nothing(out: Path) -> Iterator[None]:
+    """If the export fails, remove what it wrote: an incomplete pipeline would look like a complete one."""
     with storage_errors(str(out), "export again"):
         out.mkdir(parents=True, exist_ok=True)
         before = set(out.iterdir())
@@ -68,6 +69,7 @@ def _whole(out: Path) -> Iterator[None]:
 
 
 def _describe(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None, *, merged: bool) -> list[str]:
+    """Write the model card, the training config and the image grid. Returns remarks on what is left out."""
     assert opened.config is not None
     evaluation, remarks = (None, []) if run is None else read_evaluation(run, adapter, opened.step)
     picture = None

@@ -1,44 +1,36 @@
-"""README.md of an export: a model card as the hub reads it, from what the run itself recorded."""
+"""README.md of an export: a model card for the hub, from the run's config and its evaluation."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from marble_rl.config import RunConfig
-from marble_rl.errors import InputError
 from marble_rl.mini import embedded
 from marble_rl.models import PIPELINE
 from marble_rl.models.base import DiffusionModel
 from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.scores import SCORES, Scores
 
-Evaluation = dict[str, Any]
-"""scores.json of `marble evaluate`."""
 BASE = "base"
 
 
-def read_evaluation(run: RunFolder, weights: str, step: int | None) -> tuple[Evaluation | None, list[str]]:
-    """The run's last evaluation if it is one of these weights; otherwise why not, as a remark."""
-    file = run.evaluation / "scores.json"
+def read_evaluation(run: RunFolder, weights: str, step: int | None) -> tuple[Scores | None, list[str]]:
+    """The run's last evaluation if it is of these weights and this step; otherwise None and a remark that says why."""
+    file = run.evaluation / SCORES
     advice = f"`marble evaluate {run.path}`, then export again, puts scores into the model card"
-    try:
-        found: Evaluation = json.loads(file.read_text(encoding="utf-8"))
-        evaluated, there = found["weights"], found["step"]
-        missing = [name for name in (BASE, weights) if name not in evaluated]
-    except FileNotFoundError:
+    if not file.exists():
         return None, [f"no evaluation in {run.path}: {advice}"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{file} is not an evaluation ({error!r}); delete it or evaluate again") from None
-    if there != step:
-        return None, [f"{file} is of step {there}, not {step}: left out of the model card. {advice}"]
+    scores = Scores.read(file)
+    if scores.step != step:
+        return None, [f"{file} is of step {scores.step}, not {step}: left out of the model card. {advice}"]
+    missing = [name for name in (BASE, weights) if name not in scores.weights]
     if missing:
         return None, [f"{file} has no scores of the weights {missing[0]}: left out of the model card. {advice}"]
-    return found, []
+    return scores, []
 
 
 def model_card(
@@ -47,11 +39,11 @@ def model_card(
     step: int | None,
     weights: str,
     *,
-    evaluation: Evaluation | None = None,
+    evaluation: Scores | None = None,
     picture: str | None = None,
     merged: bool = False,
 ) -> str:
-    """The whole file. ``picture`` lies beside it."""
+    """The text of the file. ``picture``: name of an image in the same folder."""
     name = Path(config.model.path).name
     sections = [
         _front_matter(model, config, merged),
@@ -64,7 +56,7 @@ def model_card(
         f"```python\n{_plain_code(model, config, merged)}```",
         "## Rewards",
         "\n".join(f"- {_reward(reward)}" for reward in config.rewards),
-        *(["## Scores", _scores(evaluation, weights)] if evaluation else []),
+        *(["## Scores", scores_table(evaluation, weights)] if evaluation else []),
         "## Training",
         _training(config),
         "Prompts:",
@@ -109,26 +101,24 @@ def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
 def _reward(reward: RewardConfig) -> str:
     inner = reward.params.get("reward")
     of = f" of {inner['type']}" if isinstance(inner, dict) and "type" in inner else ""
-    return f"{reward.name} (`{reward.type}`{of})" + (", held out: never trained on" if reward.held_out else "")
+    return f"{reward.name} (`{reward.type}`{of})" + (", evaluation-only: never trained on" if reward.held_out else "")
 
 
-def _scores(evaluation: Evaluation, weights: str) -> str:
-    """Means of the model before and after, and their difference where the evaluation compared just these two."""
-    before, after = (evaluation["weights"][name]["means"] for name in (BASE, weights))
-    names = list(evaluation["weights"])
-    compared = evaluation["differences"] if (names[0], names[-1]) == (BASE, weights) else {}
+def scores_table(scores: Scores, weights: str) -> str:
+    """Table of mean scores before and after; with intervals if the evaluation compared exactly these two."""
+    before, after = (scores.weights[name].means for name in (BASE, weights))
+    differences = scores.differences if (scores.before, scores.after) == (BASE, weights) else {}
     rows = ["| reward | before | after | difference | 95 % interval |", "|---|---|---|---|---|"]
     for name in {**before, **after}:
-        found = compared.get(name)
-        interval = f"{found['low']:+.4f} to {found['high']:+.4f}" if found else ""
-        mark = "*" if name in evaluation["held_out_rewards"] else ""
+        compared = differences.get(name)
+        interval = f"{compared.low:+.4f} to {compared.high:+.4f}" if compared else ""
+        mark = "*" if name in scores.held_out_rewards else ""
         difference = f"{after[name] - before[name]:+.4f}" if name in before and name in after else ""
         means = [f"{of[name]:.4f}" if name in of else "" for of in (before, after)]
         rows.append(f"| {name}{mark} | {means[0]} | {means[1]} | {difference} | {interval} |")
-    images = evaluation["weights"][weights]["images"]
-    prompts = len({image["index"] for image in images})
-    rows += ["", f"Mean over {len(images)} samples of {prompts} prompts, with the same seeds before and after."]
-    rows += ["", "\\* held out: never trained on"] if evaluation["held_out_rewards"] else []
+    count = f"{len(scores.images)} samples of {scores.prompts} prompts"
+    rows += ["", f"Mean over {count}, with the same seeds before and after."]
+    rows += ["", "\\* evaluation-only: never trained on"] if scores.held_out_rewards else []
     return "\n".join(rows)
 
 

@@ -1,8 +1,7 @@
-"""Using what was trained: open a run, an exported LoRA or a plain pipeline, and sample from it."""
+"""Open a run, an exported LoRA or a plain pipeline, and sample from it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,14 +10,14 @@ from typing import Any, Literal
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from pydantic import ValidationError
 from rich.console import Console
 from torch import Tensor
 
 from marble_rl.config import RunConfig
 from marble_rl.devices import pick_device
 from marble_rl.errors import InputError
-from marble_rl.memory.estimate import build_empty, config_folder
+from marble_rl.inference.lora_note import NOTE, LoraNote
+from marble_rl.memory.empty_model import build_empty, config_folder
 from marble_rl.models import check_model_path, load_model
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
@@ -37,43 +36,42 @@ from marble_rl.runs.checkpoint import (
 )
 from marble_rl.runs.folder import RunFolder
 
-CARD = "marble.json"
-"""What an exported LoRA belongs to, for us; README.md says it to people."""
-FROM_CARD = ("text_length", "guidance")
-"""Settings of the model that it keeps."""
+NOTED = ("text_length", "guidance")
+"""Settings of the model that the note beside an exported LoRA keeps."""
 Kind = Literal["run", "LoRA", "pipeline"]
 Weights = Literal["ema", "default", "old", "base", "given"]
-"""An adapter of a run, the model without any, or whatever is in the file or folder."""
+"""An adapter of a run; `base`: the model without adapter; `given`: the weights in the file or folder."""
 OFFERED: dict[Kind, tuple[Weights, ...]] = {
     "run": ("ema", "default", "old", "base"),
     "LoRA": ("given", "base"),
     "pipeline": ("given",),
 }
-"""Weights to choose from, the default first."""
+"""Valid values of --weights, the default first."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model with weights to choose from."""
+    """A loaded model, whose weights `acting_as` selects."""
 
     model: DiffusionModel
     policy: LoraPolicy | None
-    """Present for a run that was loaded: its adapters. None for an exported LoRA or a plain pipeline."""
+    """The adapters of a run; None for an exported LoRA or a plain pipeline."""
     config: RunConfig | None
     step: int | None
     checkpoint: Checkpoint | None = None
-    """Of a run: the rest of its state. The adapters, which the model has by now, are left out."""
+    """The rest of a run's state, without the adapters, which are in the model."""
 
     def check_weights(self, weights: Sequence[Weights]) -> None:
-        """Before hours of work with the first of them."""
+        """Refuse weights that this target cannot act as. Called before the work with any of them starts."""
         encoders = (part for encoder in self.model.text_encoders for part in encoder.modules())
         if self.policy is None and "base" in weights and any(isinstance(part, BaseTunerLayer) for part in encoders):
             raise InputError(
-                "--weights: 'base' will not do for a LoRA of text encoders, whose prompts are encoded once; "
-                "give the model itself instead"
+                "--weights: 'base' is not possible for a LoRA of text encoders, because prompts are encoded once, with "
+                "the LoRA; give the model itself as the target"
             )
 
     def acting_as(self, weights: Weights) -> AbstractContextManager[None]:
+        """Sample with these weights inside the block."""
         self.check_weights([weights])
         if self.policy is None:
             return _without_lora(self.model) if weights == "base" else nullcontext()
@@ -83,7 +81,7 @@ class Opened:
 
 @contextmanager
 def _without_lora(model: DiffusionModel) -> Iterator[None]:
-    """The bare model, though a LoRA was read into it."""
+    """Disable the LoRA that was loaded into the model."""
     layers = [part for part in model.transformer.modules() if isinstance(part, BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -95,7 +93,7 @@ def _without_lora(model: DiffusionModel) -> Iterator[None]:
 
 
 def kind_of(target: str) -> Kind:
-    """What is not here is taken for a pipeline on the hub."""
+    """What a target is; one that does not exist on disk is taken for a pipeline on the hub."""
     folder = RunFolder(Path(target))
     if folder.exists:
         return "run"
@@ -104,7 +102,7 @@ def kind_of(target: str) -> Kind:
 
 
 def choose_weights(target: str, asked: str | None = None) -> Weights:
-    """The value of --weights, if the target has such weights; by default those that it is for."""
+    """Check the value of --weights against the kind of target; None takes the kind's default."""
     kind = kind_of(target)
     if asked is None:
         return OFFERED[kind][0]
@@ -126,8 +124,8 @@ def open_target(
 ) -> Opened:
     """A run (its newest checkpoint, or that of ``step``), a LoRA (folder or file), or a pipeline (folder or hub id).
 
-    ``plain`` reads a run's model in float32, whatever it was trained in. ``settings`` are for all that the target does
-    not say itself; by default a run's own.
+    ``plain`` loads a run's model in float32, whatever precision it was trained in. ``settings`` hold for everything
+    that the target does not define itself; by default those of a run.
     """
     kind = kind_of(target)
     if step is not None and kind != "run":
@@ -144,38 +142,35 @@ def open_target(
 
 
 def model_config(target: str, model_path: str | None = None, settings: ModelConfig | None = None) -> ModelConfig:
-    """The model of a target, and how to load it: as ``settings`` say, but for what the target says itself."""
+    """The model of a target and how to load it: what the target defines itself, otherwise ``settings``."""
     kind = kind_of(target)
     if model_path is not None and kind != "LoRA":
-        raise InputError(f"--model: {model_path!r} given, but {target} is a {kind}, which says its own; leave it out")
+        raise InputError(
+            f"--model: {model_path!r} given, but {target} is a {kind}, which names its model; leave it out"
+        )
     if kind == "run":
         return settings or RunFolder(Path(target)).load_config().model
     own = own_settings(target)
     if model_path is not None:
         own["path"] = model_path
     if own["path"] is None:
-        raise InputError(f"{target}: the LoRA does not say which model it belongs to; give --model")
+        raise InputError(f"{target}: the LoRA does not name its base model; give --model")
     check_model_path(own["path"], "--model" if kind == "LoRA" else "target")
     given = {} if settings is None else settings.model_dump()
-    try:
-        return ModelConfig.model_validate({**given, **own})
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise InputError(
-            f"{target}: {CARD} says {wrong['loc'][0]}: {wrong['input']!r} ({wrong['msg']}); mend or delete the file"
-        ) from None
+    return ModelConfig.model_validate({**given, **own})
 
 
 def own_settings(target: str) -> dict[str, Any]:
-    """What a target says of its model, so that nobody else can."""
+    """The settings of its model that a target defines itself; they cannot be overridden."""
     kind = kind_of(target)
     if kind == "pipeline":
         return {"path": target}
     if kind == "LoRA":
-        card = read_card(locate(Path(target), "target").parent)
-        return {"path": card.get("base_model"), **{key: card[key] for key in FROM_CARD if key in card}}
+        file = locate(Path(target), "target").parent / NOTE
+        note = LoraNote.read(file) if file.exists() else LoraNote()
+        return {"path": note.base_model, **note.model_dump(include=note.model_fields_set.intersection(NOTED))}
     own = RunFolder(Path(target)).load_config().model
-    return {key: getattr(own, key) for key in ("path", *FROM_CARD)}
+    return {key: getattr(own, key) for key in ("path", *NOTED)}
 
 
 def _load(config: ModelConfig, device: str, plain: bool = False) -> DiffusionModel:
@@ -193,7 +188,7 @@ def _open_run(folder: RunFolder, settings: ModelConfig, step: int | None, device
 
 
 def open_without_weights(run: Path, step: int | None) -> Opened:
-    """A run's adapters on a model of torch's meta device. Enough to write a LoRA, and in no need of a large machine."""
+    """A run's adapters on a model on torch's meta device. Enough to write a LoRA, without loading the base weights."""
     folder = RunFolder(run)
     config = folder.load_config()
     checkpoint = read_checkpoint(folder, step)
@@ -212,7 +207,7 @@ def open_without_weights(run: Path, step: int | None) -> Opened:
 
 
 def _restored_policy(model: DiffusionModel, config: RunConfig, checkpoint: Checkpoint, run: Path) -> LoraPolicy:
-    lora = config.lora.model_copy(update={"init": None})  # the checkpoint has it all
+    lora = config.lora.model_copy(update={"init": None})  # the checkpoint replaces the initial weights
     policy = LoraPolicy(model.transformer, lora, model.lora_targets, config.trainer.seed)
     with restoring(checkpoint, run):
         for adapter in ADAPTERS:
@@ -221,7 +216,7 @@ def _restored_policy(model: DiffusionModel, config: RunConfig, checkpoint: Check
 
 
 def read_checkpoint(folder: RunFolder, step: int | None) -> Checkpoint:
-    """The newest undamaged checkpoint of a run, or that of one step."""
+    """The checkpoint of ``step``; None takes the newest that is undamaged."""
     available = checkpoint_steps(folder.checkpoints)
     if step is None:
         warnings: list[str] = []
@@ -251,7 +246,7 @@ def sample_images(
     width: int | None,
     frames: int | None = None,
 ) -> Iterator[Tensor]:
-    """One image [H, W, 3] uint8, or video [F, H, W, 3], after the other.
+    """Yield one image [H, W, 3] uint8, or video [F, H, W, 3], after the other.
 
     Image i starts from ``torch.Generator().manual_seed(seed + i)``, as diffusers does.
     """
@@ -262,16 +257,3 @@ def sample_images(
         noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(seed + i))
         _, (picture,) = sample(model, noise, conditioning, model.sigmas(steps, shape), solver)
         yield picture
-
-
-def read_card(folder: Path) -> dict[str, Any]:
-    """What an export noted, or nothing."""
-    try:
-        card = json.loads((folder / CARD).read_text())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise InputError(f"{folder / CARD} is not valid JSON ({error}); mend or delete it") from None
-    if not isinstance(card, dict) or not isinstance(card.get("base_model", ""), str | None):
-        raise InputError(f"{folder / CARD} is not what marble export writes; mend or delete it")
-    return card

@@ -1,4 +1,4 @@
-"""Stage 5: the DiffusionNFT loss as an advantage-affine loss (docs/method.md, section 2).
+"""The DiffusionNFT loss as an advantage-affine loss (docs/method.md, section 2).
 
     x_t = (1 - t) x0 + t e,   v = e - x0                                     forward process
     v+ = (1 - beta) v_old + beta v_theta                                     implicit positive policy
@@ -11,27 +11,45 @@ r is affine in the clamped advantage A, so with |A| <= A_max
 
     l(A) = base + A * slope,   base = A_max / (2 beta) (L+ + L-),   slope = (L+ - L-) / (2 beta).
 
-Everything after the loss needs only these two numbers per sample.
+On-policy v_old = v_theta: the old policy's forward pass is left out, and grad base = 0.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
+
+from marble_rl.losses.base import AffineLoss, Loss, LossSettings, Noised, at_least_float32
 
 MIN_WEIGHT = 1e-5
 
 
-@dataclass(frozen=True)
-class AffineLoss:
-    """Per-sample losses that are affine in the clamped advantage: l(A) = base + A * slope."""
+class NftSettings(LossSettings):
+    """DiffusionNFT."""
 
-    base: Tensor
-    """[N]: the same for every reward; its gradient is the shared part of the update."""
-    slope: Tensor
-    """[N]: what a unit of advantage adds."""
+    type: Literal["nft"] = "nft"
+    beta: PositiveFloat = 0.1
+    """How far the implicit positive and negative policies lie from the old one (DiffusionNFT: 1 for one reward,
+    0.1 for several)."""
+
+
+class Nft(Loss):
+    Settings = NftSettings
+
+    def needs_old(self, on_policy: bool) -> bool:
+        return not on_policy
+
+    def base_has_gradient(self, on_policy: bool) -> bool:
+        return not on_policy
+
+    def terms(self, v_theta: Tensor, v_old: Tensor | None, sample: Noised) -> AffineLoss:
+        old = v_theta.detach() if v_old is None else v_old
+        return nft_loss(
+            v_theta, old, sample.x0, sample.x_t, sample.t, beta=self.settings.beta, adv_clip=self.settings.adv_clip
+        )
 
 
 def nft_loss(
@@ -45,7 +63,7 @@ def nft_loss(
     adv_clip: float = 5.0,
 ) -> AffineLoss:
     """DiffusionNFT for predictions, clean and noised latents [N, ...] at times t [N] in [0, 1]."""
-    v_theta, v_old, x0, x_t, t = map(_at_least_float32, (v_theta, v_old.detach(), x0, x_t, t))
+    v_theta, v_old, x0, x_t, t = map(at_least_float32, (v_theta, v_old.detach(), x0, x_t, t))
     time = t.reshape(-1, *[1] * (x0.ndim - 1))
     positive = _x0_error((1 - beta) * v_old + beta * v_theta, x0, x_t, time)
     negative = _x0_error((1 + beta) * v_old - beta * v_theta, x0, x_t, time)
@@ -61,13 +79,3 @@ def _x0_error(velocity: Tensor, x0: Tensor, x_t: Tensor, time: Tensor) -> Tensor
     pixels = tuple(range(1, error.ndim))
     weight = error.detach().abs().mean(pixels, dtype=torch.float64).clamp_min(MIN_WEIGHT).to(error.dtype)
     return (error**2).mean(pixels) / weight
-
-
-def reference_divergence(v_theta: Tensor, v_ref: Tensor) -> Tensor:
-    """KL to the reference model up to its factor: mean_pixels ||v_theta - v_ref||^2, per sample [N]."""
-    difference = _at_least_float32(v_theta) - _at_least_float32(v_ref.detach())
-    return (difference**2).mean(tuple(range(1, difference.ndim)))
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

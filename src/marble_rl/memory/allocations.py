@@ -1,4 +1,4 @@
-"""Counting what torch allocates, tensor by tensor, on any device, real or fake."""
+"""Counts what torch allocates, tensor by tensor, on any device including meta."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """While it is entered: bytes allocated and not freed since, now and at the highest point."""
+    """While it is entered, counts the bytes allocated since and not yet freed: now (`live`) and at most (`peak`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Allocations(TorchDispatchMode):
         before = {self._key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         output = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and self._key(leaf) not in before:  # a view of an input is nothing new
+            if isinstance(leaf, Tensor) and self._key(leaf) not in before:  # a view of an input allocates nothing
                 self._count(leaf.untyped_storage())
         return output
 

@@ -1,11 +1,12 @@
-"""How many samples a training pass takes; with `trainer.micro_batch: auto`, as many as the memory holds.
+"""How many samples a training pass takes; with `trainer.micro_batch: auto`, as many as fit into memory.
 
-It begins with 64, or with all samples of an update if they are fewer. Whenever memory runs out, the same gradients are
-computed again with half as many: nothing was changed by the attempt that failed. The size is saved in checkpoints, so
-that a resumed run cuts its samples as the uninterrupted one does; the sum over samples is the same up to rounding.
+`auto` begins with 64, or with all samples of an update if they are fewer. After an out-of-memory error the same
+gradients are computed again with half as many: the failed attempt has changed nothing. The size is saved in
+checkpoints, so that a resumed run uses the micro-batches of the uninterrupted one; the sum over samples is the same up
+to rounding.
 
-Several processes each find what fits them while they compute; after every update all go on with the smallest size. So
-between updates there is one size, which the checkpoint of the first process holds for all.
+Each of several ranks lowers its own size while it computes. After every update all continue with the smallest. So
+between updates there is one size, which the checkpoint that rank 0 writes holds for all.
 """
 
 from __future__ import annotations
@@ -25,44 +26,46 @@ FIRST = 64
 
 
 class MicroBatch:
-    """The size, and what lowers it."""
+    """The current size, lowered after out-of-memory errors."""
 
-    def __init__(self, setting: int | Literal["auto"], samples: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, setting: int | Literal["auto"], samples: int = FIRST, say: Callable[[str], None] = print
+    ) -> None:
         self._auto = setting == "auto"
         self.size = min(FIRST, samples) if setting == "auto" else setting
         self._say = say
 
     def applied(self, compute: Callable[[int], T]) -> T:
-        """``compute(size)``, with smaller and smaller sizes until memory is enough."""
+        """``compute(size)``, tried with smaller and smaller sizes until it fits into memory."""
         while True:
             try:
                 return compute(self.size)
             except MarbleError:
-                raise  # a stop on purpose, also one that another process ran out of memory for
+                raise  # a stop on purpose, perhaps because another rank is out of memory
             except (MemoryError, RuntimeError) as error:
                 if not self._auto or self.size == 1 or not is_out_of_memory(error):
                     raise
-            # Outside of the handler: the error's traceback held on to the tensors of the failed attempt.
+            # Outside of the handler, because the error's traceback keeps the tensors of the failed attempt alive.
             self.size = (self.size + 1) // 2
-            self._say(f"memory ran out: {self._from_here_on}")
+            self._say(f"out of memory: {self._new_size}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
     def agree(self, world: World) -> None:
-        """Go on with the smallest size of all processes."""
+        """Continue with the smallest size of all ranks."""
         if not self._auto:
             return
         smallest = -world.largest(-self.size)
         if smallest < self.size:
             self.size = smallest
-            self._say(f"memory ran out in another process: {self._from_here_on}")
+            self._say(f"out of memory on another rank: {self._new_size}")
 
     @property
-    def _from_here_on(self) -> str:
+    def _new_size(self) -> str:
         return f"{self.size} samples a training pass from here on (trainer.micro_batch: auto)"
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing where the config sets the size: a run that is continued with `auto` begins with 64."""
+        """Empty if the config sets the size: such a run, resumed with `auto`, begins with 64."""
         return {"size": self.size} if self._auto else {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""No memory left: which settings help, by the stage in which it happened."""
+"""Out-of-memory errors: which settings help, by the stage in which the error happened."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from marble_rl.errors import MarbleError, OutOfMemory, RewardFailed
 
-_NUMBERS = "model.dtype: bfloat16 or model.quantize"
-_SAMPLING = "model.decoding: sliced (or tiled), " + _NUMBERS
+_PRECISION = "model.dtype: bfloat16 or model.quantize"
+_SAMPLING = "model.decoding: sliced (or tiled), " + _PRECISION
 HELP = {
-    "loading": f"{_NUMBERS}, a reward's own device, a smaller model",
+    "loading": f"{_PRECISION}, a reward's own device, a smaller model",
     "rollout": f"a smaller rollout.batch_size, {_SAMPLING}",
     "rewards": "a smaller batch_size of the reward, its precision: bfloat16, another device for it",
-    "gradients": f"a smaller trainer.micro_batch, model.gradient_checkpointing: true, {_NUMBERS}",
+    "gradients": f"a smaller trainer.micro_batch, model.gradient_checkpointing: true, {_PRECISION}",
     "coefficients": "a smaller lora.rank, fewer rewards",
     "update": "a smaller lora.rank",
     "evaluate": f"a smaller evaluation.batch_size, {_SAMPLING}",
@@ -23,8 +23,16 @@ HELP = {
 
 
 @contextmanager
-def memory_errors(stage: Callable[[], str]) -> Iterator[None]:
-    """Turn running out of memory inside into a stop that says what helps; ``stage`` tells where it happened."""
+def memory_errors(stage: Callable[[], str], lockstep: bool = False) -> Iterator[None]:
+    """Turn an out-of-memory error into an `OutOfMemory` that names the settings that help; ``stage`` returns the name
+    of the current stage.
+
+    In ``lockstep`` the error is left as it is: it must end the rank, and with it the run. A rank that caught it would
+    leave the others waiting in the middle of a pass.
+    """
+    if lockstep:
+        yield
+        return
     try:
         yield
     except RewardFailed as failed:
@@ -41,14 +49,14 @@ def memory_errors(stage: Callable[[], str]) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """CUDA and Python say it by type, torch on the CPU in words."""
-    words = ("not enough memory", "can't allocate memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
+    """CUDA and Python have a type for it; torch on the CPU raises a RuntimeError with one of these messages."""
+    messages = ("not enough memory", "can't allocate memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in messages)
 
 
 def _message(stage: str, error: str) -> str:
     helps = HELP.get(stage, HELP["rollout"])
     return (
-        f"out of memory in the stage {stage!r}. What helps: {helps}. Then go on with --resume; "
-        f"`marble config show` estimates what is needed. ({error})"
+        f"out of memory in the stage {stage!r}. What helps: {helps}. Then continue with --resume; "
+        f"`marble config show` estimates the memory that a run needs. ({error})"
     )

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
-MINI = "mini"
-"""Where a config names a model, this names the one inside the package."""
+from marble_rl.section import MINI
+
+__all__ = ["MINI", "WEIGHTS", "embedded"]
+
 WEIGHTS = Path(__file__).parent / "weights"
 
 
 def embedded(path: str, part: str) -> str:
-    """A model's path; for `mini`, the folder of that part inside the package."""
+    """A model's path. For `mini`, the folder of that part inside the package."""
     return str(WEIGHTS / part) if path == MINI else path

@@ -22,7 +22,7 @@ RELATIONS = ("left of", "right of", "above", "below")
 PLACES = {"on a table": "table", "in the snow": "snow", "on the sand": "sand", "on grey stone": "stone", "": "plain"}
 LIGHTS = {"": "day", "at night": "night", "at sunset": "sunset", "in fog": "fog"}
 GLYPHS = "ABCDEFGHJKLMNPRSTUVWXYZ23456789"
-"""No I, O, Q, 0, 1: a reader could not tell them apart at this size."""
+"""Without I, O, Q, 0 and 1, which are hard to distinguish at this size."""
 SOURCES = ("text", "composition", "general")
 
 

@@ -1,4 +1,4 @@
-"""Model families, and how one is found for a path."""
+"""Model families, and the choice of a family for a model path."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FAMILIES = {
     "QwenImagePipeline": "marble_rl.models.qwen_image:QwenImageModel",
     "WanPipeline": "marble_rl.models.wan:WanModel",
 }
-"""diffusers' pipeline class -> our adapter. To add a family: one file in this folder and one line here."""
+"""diffusers' pipeline class -> our model class. To add a family: one file in this folder and one line here."""
 
 
 PIPELINE = "pipeline"
 
 
 def check_model_path(path: str, key: str = "model.path") -> None:
-    """Find what can be found wrong before anything is loaded."""
+    """Refuse a path that cannot be a supported pipeline, before anything is loaded."""
     folder = Path(embedded(path, PIPELINE))
     if folder.is_dir():
         _family(folder / "model_index.json", key)
@@ -44,15 +44,15 @@ def check_model_path(path: str, key: str = "model.path") -> None:
 def check_model_settings(
     path: str, text_length: int | None = None, guidance: float | None = None, frames: int | None = None
 ) -> None:
-    """Refuse settings that the model's family does not have, where the family can be told without the hub."""
+    """Refuse settings that the model's family does not have, if the model is a local folder; the hub is not asked."""
     folder = Path(embedded(path, PIPELINE))
     given = {text_length, guidance, frames} != {None}
-    if given and folder.is_dir():  # otherwise there is no need to import diffusers
+    if given and folder.is_dir():  # otherwise diffusers need not be imported
         adapter_of(folder / "model_index.json").check_settings(text_length, guidance, frames)
 
 
 def known_media(path: str) -> Media | None:
-    """What the model makes, where that can be told without the hub."""
+    """Whether the model makes images or videos; None if that is known only to the hub."""
     folder = Path(embedded(path, PIPELINE))
     return adapter_of(folder / "model_index.json").media() if folder.is_dir() else None
 
@@ -64,7 +64,7 @@ def load_model(
     guidance: float | None = None,
     memory: MemorySettings | None = None,
 ) -> DiffusionModel:
-    """Load a pipeline from a folder or a hub id, or the embedded one; in float32 unless told otherwise."""
+    """Load a pipeline from a folder or a hub id, or the embedded one; in float32 unless ``memory`` says otherwise."""
     check_model_path(path)
     path = embedded(path, PIPELINE)
     index = Path(path) / "model_index.json"
@@ -79,7 +79,7 @@ def load_model(
 
 
 def check_quantization(quantize: str, device: torch.device) -> None:
-    """Whether the package is there that holds weights in fewer bits, and the device that it needs."""
+    """Refuse quantisation whose package or device is missing."""
     package = {"int8": "torchao", "nf4": "bitsandbytes"}[quantize]
     if importlib.util.find_spec(package) is None:
         raise InputError(
@@ -91,7 +91,7 @@ def check_quantization(quantize: str, device: torch.device) -> None:
 
 
 def adapter_of(index: Path) -> type[DiffusionModel]:
-    """Of the pipeline whose model_index.json this is."""
+    """The model class for the pipeline with this model_index.json."""
     module, _, name = FAMILIES[_family(index, "model.path")].partition(":")
     adapter: type[DiffusionModel] = getattr(importlib.import_module(module), name)
     return adapter

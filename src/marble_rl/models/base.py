@@ -1,4 +1,4 @@
-"""What the trainer needs to know about a model family. One small file per family implements it."""
+"""The interface of a model family to the trainer. Each family implements it in one small file."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ class DiffusionModel(ABC):
     """
 
     name: ClassVar[str]
-    """Of the family, in messages."""
+    """Name of the family in messages."""
     makes_videos: ClassVar[bool] = False
-    """Whether it takes a number of frames, and its samples have them."""
+    """Whether its samples are videos, with a number of frames."""
     takes_guidance: ClassVar[bool] = False
-    """Whether the transformer is told a guidance scale. This is not classifier-free guidance: it costs no pass."""
+    """Whether a guidance scale is an input of the transformer. This is not classifier-free guidance, which would cost a
+    second pass."""
     most_text: ClassVar[int | None] = None
-    """Tokens of a prompt that plain diffusers takes at most."""
+    """Longest prompt that plain diffusers accepts, in tokens."""
     lora_targets: ClassVar[tuple[str, ...]]
-    """Module names that are adapted by default."""
+    """Names of the modules that are adapted by default."""
 
     transformer: Any
     """The diffusers model (an nn.Module) that is adapted."""
     device: torch.device
     dtype: torch.dtype = torch.float32
-    """Of the frozen transformer, and of the passes through it."""
+    """Precision of the frozen transformer, and of the passes through it."""
 
     @classmethod
     @abstractmethod
@@ -61,7 +62,7 @@ class DiffusionModel(ABC):
     def check_settings(
         cls, text_length: int | None = None, guidance: float | None = None, frames: int | None = None
     ) -> None:
-        """Refuse settings that the family does not have. Nothing is loaded for it."""
+        """Refuse settings that the family does not have. Loads nothing."""
         if guidance is not None and not cls.takes_guidance:
             raise InputError(f"model.guidance: {guidance} given, but {cls.name} takes no guidance scale; leave it out")
         if frames is not None and not cls.makes_videos:
@@ -71,11 +72,11 @@ class DiffusionModel(ABC):
 
     @abstractmethod
     def check_trainable(self) -> None:
-        """Refuse what the loaded model can sample with, but not train with."""
+        """Refuse settings with which the loaded model can sample, but not train."""
 
     @abstractmethod
     def work_on(self, device: torch.device) -> None:
-        """Go on on another device, to which the transformer has been brought already."""
+        """Use another device from now on. The transformer must be there already; the other parts are moved."""
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Conditioning:
@@ -83,50 +84,51 @@ class DiffusionModel(ABC):
 
     @abstractmethod
     def blank_conditioning(self, rows: int) -> Conditioning:
-        """Zeros in the shapes of ``encode``, for estimates of memory."""
+        """Zeros in the shapes that ``encode`` returns, for estimates of memory."""
 
     @property
     @abstractmethod
     def text_encoders(self) -> list[torch.nn.Module]:
-        """They stay in the CPU's memory and visit the device only to encode."""
+        """They stay in the CPU's memory and are on the device only inside ``encoding``."""
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
-        """Text encoders on the device for as long as this lasts; a 4.7 B parameter T5 would fill half a small card."""
-        away = self.device.type != "cpu"
-        for encoder in self.text_encoders if away else ():
+        """Have the text encoders on the device inside the block only: a T5 of 4.7 B parameters would fill half of a
+        small GPU."""
+        moved = self.text_encoders if self.device.type != "cpu" else []
+        for encoder in moved:
             encoder.to(self.device)
         try:
             yield
         finally:
-            for encoder in self.text_encoders if away else ():
+            for encoder in moved:
                 encoder.to("cpu")
 
     @abstractmethod
     def latent_shape(self, height: int | None, width: int | None, frames: int | None = None) -> tuple[int, ...]:
-        """Shape of one sample's latent; None takes the model's own size."""
+        """Shape of one sample's latent; None takes the model's default size."""
 
     @abstractmethod
     def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
         """[T + 1] float32 noise levels of the model's own schedule, descending, the last one 0."""
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """v_theta(x [B, ...], sigma [B], prompts) = noise - data, of whichever adapter is active; float32."""
+        """v_theta(x [B, ...], sigma [B], prompts) = noise - data, with the active adapter; float32."""
         with autocast(self.device, self.dtype):
             prediction = self.predict(x, sigma, conditioning.trimmed())
         return prediction.float()
 
     @abstractmethod
     def predict(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """The transformer's velocity, in whatever numbers it comes."""
+        """The transformer's velocity, in whatever dtype it returns."""
 
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
-        """Clean latents to images [B, H, W, 3] or videos [B, F, H, W, 3], uint8 on the CPU."""
+        """Decode clean latents to images [B, H, W, 3] or videos [B, F, H, W, 3], uint8 on the CPU."""
 
     @abstractmethod
     def write_lora(self, folder: Path, adapter: str) -> None:
-        """Write an adapter so that plain diffusers' ``load_lora_weights(folder)`` reads it, scale included."""
+        """Write an adapter for plain diffusers' ``load_lora_weights(folder)``, with the metadata for its scale."""
 
     @abstractmethod
     def read_lora(self, folder: Path) -> None:
@@ -134,15 +136,15 @@ class DiffusionModel(ABC):
 
     @abstractmethod
     def plain_call(self) -> tuple[str, dict[str, Any]]:
-        """The class of diffusers' pipeline, and the arguments with which a call of it samples as we do."""
+        """The class of diffusers' pipeline, and the arguments with which calling it samples as marble does."""
 
 
 CACHE_BYTES = 4 << 30
-"""Of prompt embeddings in memory: about 800 prompts of SD3.5, which take 5 MB each."""
+"""Limit for prompt embeddings in memory: about 800 prompts of SD3.5, which take 5 MB each."""
 
 
 class PromptCache:
-    """Prompt embeddings, encoded once per prompt text and kept on the CPU; those unused for longest are forgotten.
+    """A cache of prompt embeddings by prompt text, on the CPU; the least recently used are dropped first.
 
     Prompts are encoded one at a time: an embedding must not depend on its neighbours in a batch.
     """
@@ -154,7 +156,8 @@ class PromptCache:
         self._rows: dict[str, Conditioning] = {}
 
     def prepare(self, texts: Sequence[str]) -> None:
-        """Encode prompts that are asked for soon, the first of them, as many as fit, in one visit of the encoders."""
+        """Encode prompts that will be needed soon, in order and as many as fit, while the encoders are on the device
+        once."""
         self._fetch(texts, most=self._limit)
 
     def encode(self, texts: Sequence[str]) -> Conditioning:
@@ -164,23 +167,23 @@ class PromptCache:
         return type(rows[0]).cat(rows).to(self._model.device)
 
     def _fetch(self, texts: Sequence[str], most: float = math.inf) -> dict[str, Conditioning]:
-        """Embeddings by prompt, in order, as long as all together take no more than ``most`` bytes."""
-        asked = list(dict.fromkeys(texts))
-        found: dict[str, Conditioning] = {}
+        """Embeddings by prompt, in order, stopping before they take more than ``most`` bytes."""
+        distinct = list(dict.fromkeys(texts))
+        fetched: dict[str, Conditioning] = {}
         taken = 0
-        with self._model.encoding() if any(text not in self._rows for text in asked) else nullcontext():
-            for text in asked:
+        with self._model.encoding() if any(text not in self._rows for text in distinct) else nullcontext():
+            for text in distinct:
                 known = self._rows.get(text)
                 row = self._model.encode([text]).to(torch.device("cpu")) if known is None else known
                 taken += row.bytes
                 if taken > most:
                     break
-                found[text] = row
+                fetched[text] = row
                 self._bytes += row.bytes if known is None else 0
-        for text, row in found.items():  # the newest come last
+        for text, row in fetched.items():  # the most recently used come last
             self._rows.pop(text, None)
             self._rows[text] = row
         while self._bytes > self._limit and len(self._rows) > 1:
             oldest = next(iter(self._rows))
             self._bytes -= self._rows.pop(oldest).bytes
-        return found
+        return fetched

@@ -1,6 +1,7 @@
 """FLUX.1, and any pipeline saved as `FluxPipeline`.
 
-FLUX.1-dev is told a guidance scale, which it was distilled to follow in one pass. We sample and train at the same one.
+A guidance scale is an input of FLUX.1-dev, which was distilled to follow it in one pass. Sampling and training use the
+same scale.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class FluxModel(PipelineModel):
         height, width = x.shape[-2:]
         prediction = self.transformer(
             hidden_states=pack(x),
-            timestep=sigma,  # FLUX multiplies by 1000 itself
+            timestep=sigma,  # the transformer multiplies by 1000
             guidance=None if self.guidance is None else torch.full_like(sigma, self.guidance),
             pooled_projections=conditioning.pooled,
             encoder_hidden_states=conditioning.prompt_embeds,
@@ -103,6 +104,6 @@ class FluxModel(PipelineModel):
 
 
 def _positions(rows: int, columns: int, device: torch.device) -> Tensor:
-    """[rows * columns, 3]: (0, row, column) of every image token; those of the text are all (0, 0, 0)."""
+    """[rows * columns, 3]: (0, row, column) of every image token; text tokens are all at (0, 0, 0)."""
     counts = [torch.arange(n, dtype=torch.float32, device=device) for n in (1, rows, columns)]
     return torch.cartesian_prod(*counts)

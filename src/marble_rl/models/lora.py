@@ -1,11 +1,11 @@
 """Three LoRA adapters on one transformer: `default` is trained, `old` samples, `ema` is evaluated and exported.
 
-Each adapter lies in one flat tensor [P]; its layers' parameters are views of it. What follows, blends or updates an
-adapter is then one operation, not a loop over layers.
+Each adapter is stored in one flat tensor [P]; the parameters of its layers are views of it. So copying, averaging or
+updating an adapter is one operation, not a loop over layers.
 
-A peft layer stops tracking gradients of an adapter as soon as another one is selected. Select `old` or the bare
-model only inside ``acting_as``, and do it before the trained policy's forward pass, never between that and its
-backward pass: peft would drop the gradients silently.
+A peft layer stops tracking gradients of an adapter as soon as another one is selected. Select `old` or the model
+without adapters only inside ``acting_as``, and before the trained policy's forward pass. Between its forward and
+backward pass peft would silently drop the gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from marble_rl.seeding import derive_seed
 
 Adapter = Literal["default", "old", "ema"]
 Role = Literal["default", "old", "ema", "base"]
-"""An adapter, or the model without any."""
+"""An adapter, or `base`: the model without any."""
 TRAINED: Adapter = "default"
 OLD: Adapter = "old"
 EMA: Adapter = "ema"
@@ -59,7 +59,7 @@ class LoraPolicy:
         for name in (OLD, EMA):
             self.blend(name, TRAINED, 0.0)
         for layer in self._layers:
-            layer.cast_input_dtype_enabled = False  # to float32 and, by autocast, back: a copy for nothing
+            layer.cast_input_dtype_enabled = False  # it would cast to float32, and autocast back: a useless copy
         self._select(TRAINED)
         fuse(transformer)
 
@@ -75,12 +75,12 @@ class LoraPolicy:
 
     @property
     def flat(self) -> Tensor:
-        """[P]: the trained parameters in their order; a change of it is a change of them."""
+        """[P]: the trained parameters in order. Changing it in place changes the parameters, which are views of it."""
         return self._flat[TRAINED]
 
     @contextmanager
     def acting_as(self, role: Role) -> Iterator[None]:
-        """Predict as another policy, without gradients; afterwards the trained one is selected again."""
+        """Predict with another adapter, without gradients; afterwards the trained one is selected again."""
         with torch.no_grad():
             if role == "base":
                 self._enable(False)
@@ -103,7 +103,7 @@ class LoraPolicy:
             value.mul_(decay).add_(other, alpha=1.0 - decay)
 
     def equal(self, one: Adapter, other: Adapter) -> bool:
-        """Whether two adapters are the same, bit for bit."""
+        """Whether two adapters are bit-identical."""
         return torch.equal(self._flat[one], self._flat[other])
 
     def tensors(self, adapter: Adapter) -> dict[str, Tensor]:
@@ -112,6 +112,7 @@ class LoraPolicy:
 
     @torch.no_grad()
     def load_tensors(self, adapter: Adapter, tensors: dict[str, Tensor]) -> None:
+        """Set an adapter from ``tensors()``; ValueError if names or shapes differ."""
         own = self._by_adapter[adapter]
         if own.keys() != tensors.keys():
             raise ValueError(
@@ -125,7 +126,7 @@ class LoraPolicy:
 
     @torch.no_grad()
     def merge(self, adapter: Adapter) -> None:
-        """Add an adapter to the transformer's own weights, and take off all three: what is left is a plain model."""
+        """Add an adapter to the transformer's weights and remove all three adapters, which leaves a plain model."""
         for layer in self._layers:
             layer.merge(adapter_names=[adapter])
         self._transformer.unload_lora()  # type: ignore[operator]
@@ -141,7 +142,7 @@ class LoraPolicy:
 
 def _attach(transformer: nn.Module, config: PeftLoraConfig, name: str) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # three adapters are the point
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # three adapters are intended
         try:
             transformer.add_adapter(config, adapter_name=name)  # type: ignore[operator]
         except ValueError as error:
@@ -150,12 +151,12 @@ def _attach(transformer: nn.Module, config: PeftLoraConfig, name: str) -> None:
 
 def _adapter_parameters(transformer: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
     marker = f".{adapter}."
-    found = {n.replace(marker, "."): p for n, p in transformer.named_parameters() if "lora_" in n and marker in n}
-    return dict(sorted(found.items()))
+    named = {n.replace(marker, "."): p for n, p in transformer.named_parameters() if "lora_" in n and marker in n}
+    return dict(sorted(named.items()))
 
 
 def _flattened(parameters: list[nn.Parameter]) -> Tensor:
-    """One tensor [P] that the parameters become views of; float32, though peft takes over the base's numbers."""
+    """One tensor [P] that the parameters become views of; in float32, although peft uses the dtype of the base."""
     flat = torch.cat([p.detach().flatten().float() for p in parameters])
     for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.data = part.view_as(p)

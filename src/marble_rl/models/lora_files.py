@@ -1,7 +1,7 @@
 """LoRA files in diffusers' own format: one safetensors, `transformer.<layer>.lora_A.weight` and `...lora_B.weight`.
 
-The header alone says rank, alpha and layers, so that a file that does not fit is refused before a model is loaded.
-Where it has no adapter metadata, alpha is the rank: that is how plain diffusers reads such a file.
+The header holds rank, alpha and layers, so a file that does not fit is refused before a model is loaded. Without
+adapter metadata in the header, alpha is the rank, as in plain diffusers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from marble_rl.models.settings import LoraConfig
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 METADATA = "lora_adapter_metadata"
-"""Where diffusers keeps the adapter's config in the file's header."""
+"""Key in the file's header under which diffusers stores the adapter's config."""
 PREFIX = "transformer."
 KINDS = (".lora_A.weight", ".lora_B.weight")
 
 
 @dataclass(frozen=True)
 class LoraFile:
-    """What the header of a LoRA file says."""
+    """The header of a LoRA file."""
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]
@@ -41,48 +41,48 @@ class LoraFile:
 
 
 def check_initial_lora(config: LoraConfig) -> LoraFile | None:
-    """What ``lora.init`` names, if anything; refused where its rank or scale is not the config's."""
+    """The LoRA that ``lora.init`` names, if any; refused if its rank or alpha differs from the config's."""
     if config.init is None:
         return None
-    found = read_lora_file(config.init, "lora.init")
-    for name, there, here in (("rank", found.rank, config.rank), ("alpha", found.alpha, config.alpha)):
+    file = read_lora_file(config.init, "lora.init")
+    for name, there, here in (("rank", file.rank, config.rank), ("alpha", file.alpha, config.alpha)):
         if there != here:
             raise InputError(
-                f"lora.init: {found.path} has {name} {there:g}, but lora.{name} is {here:g}; set lora.{name}: {there:g}"
+                f"lora.init: {file.path} has {name} {there:g}, but lora.{name} is {here:g}; set lora.{name}: {there:g}"
             )
-    return found
+    return file
 
 
-def initial_tensors(found: LoraFile, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a LoRA for the parameters ``own``: exactly their layers, in their shapes."""
+def initial_tensors(file: LoraFile, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a LoRA for the trained parameters ``own``; refused unless layers and shapes are the same."""
     advice = "give the LoRA of this model, or set lora.targets to the layers that it adapts"
-    for name, shape in found.shapes.items():
+    for name, shape in file.shapes.items():
         if name not in own or shape != tuple(own[name].shape):
-            what = "which is not to be trained" if name not in own else "which has another size here"
-            raise InputError(f"lora.init: {_other_model(found.path, name)}, {what}; {advice}")
+            what = "which is not trained here" if name not in own else "which has another size here"
+            raise InputError(f"lora.init: {_other_model(file.path, name)}, {what}; {advice}")
     for name in own:
-        if name not in found.shapes:
+        if name not in file.shapes:
             raise InputError(
-                f"lora.init: {found.path} is a LoRA of another model, or of other layers: it has no {_layer(name)}; "
+                f"lora.init: {file.path} is a LoRA of another model, or of other layers: it has no {_layer(name)}; "
                 f"{advice}"
             )
-    return found.tensors()
+    return file.tensors()
 
 
 def check_layers(file: Path, weights: Mapping[str, Tensor], key: str) -> None:
-    """Whether the layers of a LoRA are the transformer's, whose ``weights`` are given by name.
+    """Refuse a LoRA whose layers are not those of the transformer with these ``weights``.
 
-    Layers in other formats are left to diffusers, which knows many.
+    Layers in other formats are not checked: diffusers converts many of them.
     """
     shapes, _ = _header(file, key)
     for name, shape in shapes.items():
         if not _is_plain(name):
             continue
         weight = weights.get(f"{_layer(name)}.weight")
-        side = 1 if name.endswith(KINDS[0]) else 0  # A has the layer's inputs, B its outputs
+        side = 1 if name.endswith(KINDS[0]) else 0  # A is [rank, inputs], B is [outputs, rank]
         if weight is None or weight.shape[side] != shape[side]:
             what = "which this one does not have" if weight is None else "which has another size here"
-            raise InputError(f"{key}: {_other_model(file, name)}, {what}; give the model that it was made for")
+            raise InputError(f"{key}: {_other_model(file, name)}, {what}; give the model that it was trained on")
 
 
 def read_lora_file(path: Path, key: str) -> LoraFile:
@@ -100,7 +100,7 @@ def read_lora_file(path: Path, key: str) -> LoraFile:
     unequal = [name for name in ("rank_pattern", "alpha_pattern", "use_dora", "use_rslora") if config.get(name)]
     if len(ranks) != 1 or unequal:
         what = unequal[0] if unequal else f"ranks {sorted(ranks)}"
-        raise InputError(f"{key}: {file} has {what}; only LoRAs with one rank and one alpha for all layers will do")
+        raise InputError(f"{key}: {file} has {what}; expected one rank and one alpha for all layers")
     (rank,) = ranks
     plain = {name.removeprefix(PREFIX): shape for name, shape in shapes.items()}
     return LoraFile(file, plain, rank, float(config.get("lora_alpha", rank)))
@@ -118,7 +118,7 @@ def _header(file: Path, key: str) -> tuple[dict[str, tuple[int, ...]], dict[str,
 
 
 def locate(path: Path, key: str) -> Path:
-    """The file itself, or the one in the folder."""
+    """The LoRA file at a path: the file itself, or the one in the folder."""
     if path.is_dir():
         if (path / LORA_FILE).is_file():
             return path / LORA_FILE

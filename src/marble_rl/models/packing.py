@@ -1,15 +1,15 @@
-"""FLUX and Qwen-Image see 2x2 blocks of a latent as one token; between the calls a latent stays an image."""
+"""FLUX and Qwen-Image take a 2x2 block of a latent as one token. Everywhere else a latent is [B, C, H, W]."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 PATCH = 2
-"""Latent positions to a token, each way."""
+"""Side of a block: latent positions per token, in each direction."""
 
 
 def pack(latents: Tensor) -> Tensor:
-    """[B, C, H, W] to tokens [B, H/2 * W/2, 4 C], a block's four positions beside each other in every channel."""
+    """[B, C, H, W] to tokens [B, H/2 * W/2, 4 C]: channel by channel, the four positions of a block."""
     blocks: Tensor = latents.unflatten(3, (-1, PATCH)).unflatten(2, (-1, PATCH))
     return blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 

@@ -1,4 +1,4 @@
-"""What all families share: a diffusers pipeline, its sizes, its scheduler's noise levels, its LoRA files."""
+"""The part that is the same for all families: a diffusers pipeline, its sizes, noise levels and LoRA files."""
 
 from __future__ import annotations
 
@@ -39,27 +39,28 @@ JOINT_ATTENTION = (
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a family's images, latents and tokens hang together."""
+    """The sizes of a family's images, latents and tokens."""
 
     channels: int
-    """Of a latent."""
+    """Channels of a latent."""
     scale: int
-    """Pixels to a latent position, each way."""
+    """Pixels per latent position, in each direction."""
     patch: int
-    """Latent positions to a token, each way."""
+    """Latent positions per token, in each direction."""
     height: int
-    """Pixels, where the user asks for no size."""
+    """Default size in pixels."""
     width: int
 
 
 class PipelineModel(DiffusionModel):
-    """A family that diffusers has a pipeline for. Left to do: encode, geometry, sigmas, predict, decode, ..."""
+    """A family with a pipeline in diffusers. A subclass implements encode, blank_conditioning, geometry, sigmas,
+    predict and decode."""
 
     pipeline_class: ClassVar[Any]
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder",)
-    """The pipeline's text encoders, by attribute."""
+    """Attributes of the pipeline that hold its text encoders."""
     text_tokenizer: ClassVar[str] = "tokenizer"
-    """The pipeline's tokenizer that ``text_length`` limits, by attribute."""
+    """Attribute of the pipeline that holds the tokenizer which ``text_length`` limits."""
     default_text: ClassVar[int]
     """diffusers' own ``max_sequence_length``."""
 
@@ -72,7 +73,7 @@ class PipelineModel(DiffusionModel):
         self.device = device
         self.guidance = guidance
         self._attention: str | None = None
-        # diffusers pads prompts to its own length, also for a tokenizer that was built for fewer.
+        # diffusers pads prompts to its default length, even for a tokenizer that was built for fewer tokens.
         tokenizer = getattr(self.pipeline, self.text_tokenizer)
         most = self.default_text if tokenizer is None else tokenizer.model_max_length
         self._text_length = text_length or min(self.default_text, most)
@@ -81,7 +82,7 @@ class PipelineModel(DiffusionModel):
         for part in (self.transformer, self.pipeline.vae, *self.text_encoders):
             part.requires_grad_(False).eval()
         self.transformer.to(device)
-        # The faster layout for convolutions; torch has none for an autoencoder that mixes those of images and videos.
+        # channels_last is faster, but torch refuses it for a module that has both Conv2d and Conv3d.
         flat = not any(isinstance(module, torch.nn.Conv3d) for module in self.pipeline.vae.modules())
         self.pipeline.vae.to(device, **({"memory_format": torch.channels_last} if flat else {}))
 
@@ -101,7 +102,7 @@ class PipelineModel(DiffusionModel):
         return model
 
     def save_memory(self, memory: MemorySettings) -> None:
-        """What can be set once the weights are loaded."""
+        """Apply the settings that can be changed once the weights are loaded."""
         self.dtype = memory.dtype
         if memory.gradient_checkpointing:
             self.transformer.enable_gradient_checkpointing()
@@ -143,7 +144,7 @@ class PipelineModel(DiffusionModel):
         return (geometry.channels, height // geometry.scale, width // geometry.scale)
 
     def scheduler_sigmas(self, **arguments: Any) -> Tensor:
-        """Noise levels of a fresh copy of the pipeline's own scheduler; ``arguments`` go to its ``set_timesteps``."""
+        """Noise levels of a fresh copy of the pipeline's scheduler, with ``arguments`` for its ``set_timesteps``."""
         scheduler = type(self.pipeline.scheduler).from_config(self.pipeline.scheduler.config)
         scheduler.set_timesteps(**arguments)
         sigmas = cast(Tensor, scheduler.sigmas.to(torch.float32))
@@ -155,9 +156,9 @@ class PipelineModel(DiffusionModel):
         return sigmas
 
     def dynamic_shift(self, latent_shape: tuple[int, ...]) -> dict[str, float]:
-        """mu for a scheduler that shifts its levels by the size of the image, nothing for others.
+        """The argument ``mu`` for a scheduler that shifts its levels by the size of the image; empty for others.
 
-        mu is the line through (fewest tokens, base_shift) and (most tokens, max_shift); diffusers' pipelines have it.
+        As in diffusers' pipelines, mu is on the line through (fewest tokens, base_shift) and (most tokens, max_shift).
         """
         config = self.pipeline.scheduler.config
         if not config.get("use_dynamic_shifting"):
@@ -190,19 +191,19 @@ class PipelineModel(DiffusionModel):
 
 
 def decoded(vae: Any, latents: Tensor) -> Tensor:
-    """Pixels of latents that are in the autoencoder's own scale: float32, whatever it computes with."""
+    """Pixels in float32, whatever dtype the autoencoder computes in; ``latents`` are in the autoencoder's scale."""
     pixels: Tensor = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
     return pixels.float()
 
 
 UNDECODED = (
-    "decoding gave pixels that are not finite. Half precision overflows in many autoencoders: set model.vae_dtype: "
-    "float32. If it is that already, the weights have diverged: lower optimizer.lr"
+    "decoding produced pixels that are not finite. Half precision overflows in many autoencoders: set model.vae_dtype: "
+    "float32. If it is float32 already, the weights have diverged: lower optimizer.lr"
 )
 
 
 class NonFinitePixels(NonFinite):
-    """Of an autoencoder. ``images``: in the right shape, for those who must go on before they stop."""
+    """The autoencoder overflowed. ``images``: black, of the right shape, for a rank in lockstep, which continues."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__(UNDECODED)
@@ -210,15 +211,15 @@ class NonFinitePixels(NonFinite):
 
 
 def to_uint8(pixels: Tensor) -> Tensor:
-    """Pixels [B, 3, ...] in [-1, 1] as an autoencoder gives them: [B, ..., 3] in 0..255, on the CPU."""
+    """Convert an autoencoder's pixels [B, 3, ...] in [-1, 1] to [B, ..., 3] in 0..255, on the CPU."""
     if not all_finite(pixels):
-        # As numbers between 0 and 255 they would be scored like any others.
+        # Converted to uint8, they would be scored like any other image.
         raise NonFinitePixels(_rounded(torch.zeros_like(pixels)))
     return _rounded(pixels)
 
 
 def all_finite(pixels: Tensor) -> bool:
-    """Told by the extremes: `isfinite` of every pixel would need copies of them all."""
+    """Checks the smallest and largest pixel only: `isfinite` of every pixel would allocate a tensor of that size."""
     return bool(torch.stack(pixels.aminmax()).isfinite().all())
 
 
@@ -228,7 +229,7 @@ def _rounded(pixels: Tensor) -> Tensor:
 
 
 def per_channel(latents: Tensor, vae: Any) -> Tensor:
-    """Latents [B, C, F, H, W] in the scale of an autoencoder that has a mean and a deviation for every channel."""
+    """Latents [B, C, F, H, W] in the scale of an autoencoder with a mean and a standard deviation for each channel."""
     mean, std = (
         torch.tensor(values, device=latents.device).view(-1, 1, 1, 1)
         for values in (vae.config.latents_mean, vae.config.latents_std)
@@ -239,8 +240,8 @@ def per_channel(latents: Tensor, vae: Any) -> Tensor:
 def _lora_metadata(config: LoraConfig) -> dict[str, str]:
     """Header of a LoRA file. Without the adapter's config plain diffusers guesses alpha, and the scale is wrong.
 
-    What `LoraPolicy` sets, no more: diffusers hands all of it to the reader's own peft, and an older one fails on keys
-    that it does not know. How the weights began does not matter to one who reads them.
+    It holds only the keys that `LoraPolicy` sets: diffusers passes all of them to the reader's peft, and an older peft
+    fails on keys that it does not know. Settings of the initialisation are not needed to read the weights.
     """
     kept = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": sorted(config.target_modules)}
     prefixed = {f"transformer.{key}": value for key, value in kept.items()}

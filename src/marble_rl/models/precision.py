@@ -1,4 +1,4 @@
-"""Which numbers the frozen base is held in, and how it is held in memory."""
+"""The precision of the frozen base model, and the settings that save memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """How a pipeline is held in memory."""
+    """Precision of a pipeline, and what trades time for memory; see `ModelConfig`."""
 
     dtype: torch.dtype = torch.float32
-    """Of the frozen transformer and the text encoders, and of passes through the transformer"""
+    """Precision of the frozen transformer and the text encoders, and of passes through the transformer"""
     vae_dtype: torch.dtype = torch.float32
     quantize: Literal["int8", "nf4"] | None = None
     gradient_checkpointing: bool = False
@@ -27,11 +27,11 @@ class MemorySettings:
 
 
 PLAIN = MemorySettings()
-"""Everything in float32, nothing saved at the cost of time."""
+"""Everything in float32, no memory saved at the cost of time."""
 
 
 def memory_settings(config: ModelConfig, device: torch.device) -> MemorySettings:
-    """What a config asks for, on the device it runs on."""
+    """The settings of a config; ``device`` decides about `dtype: auto`."""
     automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
     return MemorySettings(
         dtype=automatic if config.dtype == "auto" else DTYPES[config.dtype],
@@ -44,5 +44,5 @@ def memory_settings(config: ModelConfig, device: torch.device) -> MemorySettings
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Matrix products in ``dtype``; nothing at all for float32."""
+    """torch's autocast to ``dtype``; does nothing for float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)

@@ -1,9 +1,10 @@
-"""Configs of published pipelines, as numbers: enough to estimate their memory where the pipelines are out of reach.
+"""Configs of published pipelines: enough to estimate their memory without access to the hub.
 
     python -m marble_rl.models.published sd3.5-medium build/sd3.5-medium
     marble config show my.yaml --set model.path=build/sd3.5-medium --on cuda
 
-No weights. Only what shapes the parts is here; tokenizers are left out, and the schedulers' settings with them.
+Only the settings that determine the shapes of the parts are here: no weights, no tokenizers, no settings of the
+schedulers.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _VAE: Part = (
         "sample_size": 1024,
         "use_quant_conv": False,
         "use_post_quant_conv": False,
-        "shift_factor": 0.1,  # any: it shapes nothing
+        "shift_factor": 0.1,  # any value: it changes no shape
     },
 )
 _EULER: Part = ("diffusers", "FlowMatchEulerDiscreteScheduler", {})
@@ -137,9 +138,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Part]]] = {
 
 
 def write_published(name: str, folder: Path) -> None:
-    """A folder with the configs of a pipeline, in diffusers' format."""
+    """Write the configs of a pipeline to a folder in diffusers' format."""
     if name not in PUBLISHED:
-        raise InputError(f"{name!r} is none of {', '.join(PUBLISHED)}")
+        raise InputError(f"unknown pipeline {name!r}; use one of {', '.join(PUBLISHED)}")
     pipeline, parts = PUBLISHED[name]
     index: dict[str, Any] = {"_class_name": pipeline}
     for part, (library, kind, config) in parts.items():

@@ -1,7 +1,7 @@
-"""The frozen transformer in 8 or 4 bits. Its adapters stay float32, products are computed in ``model.dtype``.
+"""The frozen transformer in 8 or 4 bits. Its adapters stay in float32, products are computed in ``model.dtype``.
 
-Both go through diffusers. int8: torchao, weights alone, a scale for every output channel. nf4: bitsandbytes, 4-bit
-normal floats in blocks of 64; CUDA only.
+diffusers loads both. int8: torchao, weight-only, one scale for every output channel. nf4: bitsandbytes, 4-bit normal
+floats in blocks of 64; CUDA only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from marble_rl.models.precision import MemorySettings
 
 
 def quantization(memory: MemorySettings) -> dict[str, Any]:
-    """Arguments of diffusers' ``from_pretrained``."""
+    """The arguments of diffusers' ``from_pretrained`` for quantised weights."""
     if memory.quantize is None:
         return {}
     from diffusers import PipelineQuantizationConfig

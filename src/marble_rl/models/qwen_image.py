@@ -20,10 +20,10 @@ class QwenImageConditioning(Conditioning):
     prompt_embeds: Tensor
     """[B, L, D], zero after a prompt's last token"""
     mask: Tensor | None
-    """[B, L] bool: where there is a token; None, only in a forward pass: everywhere"""
+    """[B, L] bool: True where there is a token. None, in a forward pass only: True everywhere"""
 
     def trimmed(self) -> QwenImageConditioning:
-        """A group of one prompt needs no padding and so no mask, which is the transformer's faster way."""
+        """Cut to the longest prompt. Samples of a single prompt then need no mask, which is faster."""
         if self.mask is None:
             return self
         mask = self.mask[:, : int(self.mask.sum(1).max())]
@@ -39,7 +39,7 @@ class QwenImageModel(PipelineModel):
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> QwenImageConditioning:
-        """diffusers pads to the longest prompt of a batch; here all have one length, so that any two can be joined."""
+        """Pad to a fixed length, so that any two prompts can be joined; diffusers pads to the longest of a batch."""
         embeds, mask = self.pipeline.encode_prompt(
             prompt=list(texts), device=self.device, max_sequence_length=self._text_length
         )
@@ -67,7 +67,7 @@ class QwenImageModel(PipelineModel):
         height, width = x.shape[-2:]
         prediction = self.transformer(
             hidden_states=pack(x),
-            timestep=sigma,  # Qwen-Image multiplies by 1000 itself
+            timestep=sigma,  # the transformer multiplies by 1000
             encoder_hidden_states=conditioning.prompt_embeds,
             encoder_hidden_states_mask=conditioning.mask,
             img_shapes=[[(1, height // PATCH, width // PATCH)]] * len(x),
@@ -77,7 +77,7 @@ class QwenImageModel(PipelineModel):
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """The autoencoder is one of videos: an image is its first and only frame."""
+        """The autoencoder is made for videos: an image is a video of one frame."""
         vae = self.pipeline.vae
         return to_uint8(decoded(vae, per_channel(latents[:, :, None], vae))[:, :, 0])
 

@@ -60,7 +60,7 @@ class SD3Model(PipelineModel):
 
     def predict(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         assert isinstance(conditioning, SD3Conditioning)
-        # Never rounded to an integer, in sampling or in training: both see the same timestep.
+        # Not rounded to an integer, so that sampling and training see the same timestep.
         timestep = sigma * self.pipeline.scheduler.config.num_train_timesteps
         prediction: Tensor = self.transformer(
             hidden_states=x,

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from marble_rl.section import Section
+from marble_rl.section import FilePath, ModelPath, Section
 
 
 class ModelConfig(Section):
     """The pipeline to fine-tune."""
 
-    path: str
+    path: ModelPath
     """Folder in diffusers' format, a hub id such as `stabilityai/stable-diffusion-3.5-medium`, or `mini`: the small
-    one that the package carries."""
+    pipeline inside the package."""
     text_length: PositiveInt | None = None
     """Tokens of the prompt that the T5 or Qwen text encoder sees (diffusers' `max_sequence_length`); null takes 256
     for Stable Diffusion 3, 512 for other families, or as many as the tokenizer was built for if that is less."""
     guidance: NonNegativeFloat | None = None
-    """Guidance scale that the transformer is told, in sampling and training, where the family was distilled to follow
+    """Guidance scale that is an input of the transformer, in sampling and training, for families distilled to follow
     one (FLUX.1-dev); null takes 3.5. Other families refuse it."""
     device: str = "auto"
     """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda`, `cuda:1`, ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Numbers that the frozen transformer and text encoders are held in, and passes through them computed with; `auto`
-    is bfloat16 on CUDA, float32 on the CPU. Adapters, latents and losses are float32 whatever it is."""
+    """Precision of the frozen transformer and text encoders, and of the passes through them; `auto` is bfloat16 on
+    CUDA, float32 on the CPU. Adapters, latents and losses are always float32."""
     vae_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The same for the autoencoder. Many overflow in float16."""
     quantize: Literal["int8", "nf4"] | None = None
-    """Hold the transformer's weights in 8 bits (torchao) or 4 (bitsandbytes, CUDA only) and compute in `dtype`; needs
-    the extra `quant`. null holds them in `dtype`."""
+    """Store the transformer's weights in 8 bits (torchao) or 4 (bitsandbytes, CUDA only) and compute in `dtype`; needs
+    the extra `quant`. null stores them in `dtype`."""
     gradient_checkpointing: bool = False
-    """Keep only the inputs of the transformer's blocks for the backward pass and compute the rest again: much less
-    memory, about a third more time for gradients. The gradients are the same."""
+    """Save only the inputs of the transformer's blocks for the backward pass and recompute the rest: much less memory,
+    about a third more time for gradients. The gradients are the same."""
     attention: str | None = None
-    """diffusers' attention backend for the transformer, such as `native` or `flash`; each needs its own package and
-    card. One without a backward pass, such as `sage`, is refused for training. null takes torch's own."""
+    """diffusers' attention backend for the transformer, such as `native` or `flash`; most need a package and a kind of
+    GPU. One without a backward pass, such as `sage`, is refused for training. null takes torch's attention."""
     decoding: Literal["whole", "sliced", "tiled"] | None = None
     """How latents become images: all of a batch at once (`whole`), one at a time (`sliced`), or each in overlapping
     tiles (`tiled`), whose seams are blended: images differ a little. null: `sliced` for videos, else `whole`."""
@@ -52,7 +51,7 @@ class LoraConfig(Section):
     """Scale: the adapter's output is multiplied by alpha / rank."""
     targets: list[str] | None = None
     """Module names to adapt; null takes the model family's attention projections."""
-    init: Path | None = None
-    """LoRA to start from instead of from nothing: a file or folder that diffusers' `save_lora_weights` wrote, such as
-    the `lora/` of a run. Rank, alpha and layers must be the same. The KL term still pulls towards the bare model.
-    Relative to the config file."""
+    init: FilePath | None = None
+    """LoRA to start from: a file or folder that diffusers' `save_lora_weights` wrote, such as the `lora/` of a run.
+    Rank, alpha and layers must be the same. The KL term still pulls towards the model without adapter. Relative to the
+    config file."""

@@ -1,7 +1,7 @@
 """Wan 2.1 text-to-video, and any pipeline with one transformer saved as `WanPipeline`.
 
-The published schedulers (UniPC) round timesteps to integers. We take their noise levels, our own solvers, and the
-timestep that belongs to the level.
+The published scheduler (UniPC) rounds timesteps to integers. Only its noise levels are used here, with marble's own
+solvers and the exact timestep of each level.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WanModel(PipelineModel):
         self, pipeline: Any, device: torch.device, text_length: int | None = None, guidance: float | None = None
     ) -> None:
         super().__init__(pipeline, device, text_length, guidance)
-        self.pipeline.vae.enable_slicing()  # one video at a time: a batch of them would not fit
+        self.pipeline.vae.enable_slicing()  # decode one video at a time: a batch would not fit into memory
 
     @classmethod
     def load(

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from marble_rl.errors import InputError
 from marble_rl.prompts.generators import generate
 from marble_rl.prompts.settings import GenevalPromptsConfig, OcrPromptsConfig
+from marble_rl.section import explain
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Write generated prompts, one JSON object a line.")
 
@@ -68,9 +69,7 @@ def _write(section: type[GenevalPromptsConfig] | type[OcrPromptsConfig], **setti
     try:
         config = section.model_validate({"type": kind, **settings})
     except ValidationError as error:
-        found = error.errors()[0]
-        key = "".join(f"--{part}" if i == 0 else f" {part}" for i, part in enumerate(found["loc"]))
-        raise InputError(f"{key}: found {found['input']!r}; {found['msg'][0].lower()}{found['msg'][1:]}") from None
+        raise InputError(explain(error, section, {"type": kind, **settings}, "--")[0]) from None
     for text, metadata, _ in generate(config, config.part or "train", kind):
         typer.echo(json.dumps({"prompt": text, **metadata}))
 

@@ -1,7 +1,7 @@
 """Stage 1: the prompts of a split, and the groups of a rollout.
 
-Drawing is stateless: the groups of rollout r are a function of (seed, r), so a resumed run meets the prompts that
-the uninterrupted one would have met. Each source is walked through in random order, without repetition, again and
+Drawing is stateless: the groups of rollout r are a function of (seed, r), so a resumed run draws the prompts that
+the uninterrupted one would have drawn. Each source is walked through in random order, without repetition, again and
 again.
 """
 
@@ -68,7 +68,7 @@ class PromptSet:
 
 
 def _walk(prompts: Sequence[Prompt], seed: int, source: str, rollout: int, count: int) -> list[Prompt]:
-    """``count`` prompts for this rollout: pass after pass over the source, each in an order of its own.
+    """``count`` prompts for this rollout: pass after pass over the source, each in its own random order.
 
     A pass ends when fewer than ``count`` prompts are left in it, so that no rollout holds a prompt twice.
     """

@@ -1,4 +1,4 @@
-"""Prompt files, as people have them: our own, and the datasets of GenEval, flow_grpo, DiffusionNFT and Flow-Factory.
+"""Prompt files: our own format, and the datasets of GenEval, flow_grpo, DiffusionNFT and Flow-Factory.
 
     .txt          a prompt a line
     .jsonl        an object a line: "prompt", optionally "rewards"; everything else is metadata
@@ -39,11 +39,11 @@ class Row(NamedTuple):
 
 def read_rows(path: Path, split: Split, where: str) -> list[Row]:
     """Every prompt of a file, or of a dataset folder's file for the split; ``where`` is its key, for messages."""
-    if os.path.isdir(path):  # unlike Path's, these say no where they may not look
+    if os.path.isdir(path):  # unlike Path's, these return False where permission is denied
         path = _file_of_folder(path, split, where)
     suffix = path.suffix.lower()
     if os.path.exists(path) and suffix not in SUFFIXES:
-        raise InputError(f"{where}: {path} ends in {suffix or 'no suffix'!r}; what is read: {', '.join(SUFFIXES)}")
+        raise InputError(f"{where}: {path} ends in {suffix or 'no suffix'!r}; expected one of {', '.join(SUFFIXES)}")
     text = _read_text(path, where)
     at = f"{where}: {path}"
     if suffix in (".csv", ".tsv"):
@@ -57,12 +57,12 @@ def read_rows(path: Path, split: Split, where: str) -> list[Row]:
 
 def _file_of_folder(folder: Path, split: Split, where: str) -> Path:
     names = [stem + suffix for stem in STEMS[split] for suffix in SUFFIXES]
-    found = [name for name in names if (folder / name).is_file()]
-    if not found:
+    present = [name for name in names if (folder / name).is_file()]
+    if not present:
         raise InputError(f"{where}: the folder {folder} has none of {', '.join(names)}; name the file itself")
-    if len(found) > 1:
-        raise InputError(f"{where}: the folder {folder} has both {' and '.join(found)}; name the file itself")
-    return folder / found[0]
+    if len(present) > 1:
+        raise InputError(f"{where}: the folder {folder} has both {' and '.join(present)}; name the file itself")
+    return folder / present[0]
 
 
 def _read_text(path: Path, where: str) -> str:
@@ -71,24 +71,24 @@ def _read_text(path: Path, where: str) -> str:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"{where}: prompt file not found: {path}; mend the path") from None
+        raise InputError(f"{where}: prompt file not found: {path}; fix the path") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{where}: cannot read {path}: {error}; mend the path or its permissions") from None
+        raise InputError(f"{where}: cannot read {path}: {error}; fix the path or its permissions") from None
     if data.startswith(LFS_POINTER):
         raise InputError(f"{where}: {path} is a Git LFS pointer, not the file itself; run: git lfs pull")
     if data.startswith(UTF16_MARKS):
         raise InputError(f"{where}: {path} is UTF-16; save it as UTF-8, as with: iconv -f utf-16 -t utf-8")
     if b"\0" in data:
         line = data[: data.index(b"\0")].count(b"\n") + 1
-        raise InputError(f"{where}: {path}, line {line}: holds a zero byte, so it is no text; give a text file")
+        raise InputError(f"{where}: {path}, line {line}: holds a zero byte, so it is not text; give a text file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         # `object` is what was decoded: without the mark, if there was one.
         line = bytes(error.object[: error.start]).count(b"\n") + 1
-        found = error.object[error.start]
+        byte = error.object[error.start]
         raise InputError(
-            f"{where}: {path}, line {line}: the byte 0x{found:02X} is not UTF-8; "
+            f"{where}: {path}, line {line}: the byte 0x{byte:02X} is not UTF-8; "
             "save the file as UTF-8, as with: iconv -f latin1 -t utf-8"
         ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -99,10 +99,10 @@ def _json_row(line: str, where: str, is_last: bool) -> Row:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         problem = getattr(error, "msg", None) or str(error)
-        fix = "the file ends here, so it may be cut off: get it again, or mend the line" if is_last else "mend it"
-        raise InputError(f"{where}: not valid JSON, an object on a line of its own ({problem}); {fix}") from None
+        fix = "the file ends here, so it may be cut off: get it again, or fix the line" if is_last else "fix it"
+        raise InputError(f"{where}: not valid JSON, one object on each line ({problem}); {fix}") from None
     if not isinstance(record, dict):
-        raise InputError(f'{where}: expected an object with "prompt": "text", found {line[:80]!r}')
+        raise InputError(f'{where}: expected an object with "prompt": "text", got {line[:80]!r}')
     return _row(record, where)
 
 
@@ -132,12 +132,12 @@ def _table_rows(text: str, delimiter: str, where: str) -> list[Row]:
 
 
 def _header(cells: Sequence[str], where: str) -> list[str]:
-    """The names of the columns, that of the prompts spelt our way."""
+    """The names of the columns; that of the prompts becomes `prompt`."""
     names = ["prompt" if name.strip().lower() in ("prompt", "prompts") else name.strip() for name in cells]
     if names.count("prompt") != 1 or len(set(names)) != len(names):
         raise InputError(
             f"{where}: expected the names of the columns, one of them `prompt` and none twice, "
-            f"found {', '.join(cells)[:80]!r}; add them, or use .txt for a prompt a line"
+            f"got {', '.join(cells)[:80]!r}; add them, or use .txt for a prompt a line"
         )
     return names
 
@@ -145,13 +145,13 @@ def _header(cells: Sequence[str], where: str) -> list[str]:
 def _row(record: dict[str, Any], where: str) -> Row:
     prompt = record.pop("prompt", None)
     if not isinstance(prompt, str) or not prompt.strip():
-        found = repr(prompt) if prompt is not None else f"only {', '.join(map(repr, record)) or 'nothing'}"
-        raise InputError(f'{where}: expected a row with "prompt": a text that is not blank, found {found[:80]}')
+        given = repr(prompt) if prompt is not None else f"only {', '.join(map(repr, record)) or 'nothing'}"
+        raise InputError(f'{where}: expected a row with "prompt": a text that is not blank, got {given[:80]}')
     if not _is_unicode(prompt):
-        raise InputError(f"{where}: the prompt holds half of a character (a lone surrogate): {prompt[:80]!r}; mend it")
+        raise InputError(f"{where}: the prompt holds half of a character (a lone surrogate): {prompt[:80]!r}; fix it")
     rewards = record.pop("rewards", None)
     if rewards is not None and not (isinstance(rewards, list) and all(isinstance(r, str) for r in rewards)):
-        raise InputError(f'{where}: "rewards" must be a list of reward names (in JSONL), found {rewards!r}')
+        raise InputError(f'{where}: expected "rewards" to be a list of reward names (in JSONL), got {rewards!r}')
     return Row(prompt.strip(), record, rewards)
 
 

@@ -1,11 +1,11 @@
 """Prompts made by rule, from a seed.
 
 A generator has kinds of prompts: GenEval's tasks, or texts of one, two, ... words. Kinds take turns by weight, and each
-goes through its prompts in a random order of its own. So
+goes through its prompts in its own random order. So
 
 - the first n prompts do not depend on how many are asked for, and every stretch of them has the mix asked for;
 - no prompt comes twice. Where a kind has no more, that is an error: going on without it would change the mix;
-- `part` goes by what a prompt asks for, not by seed or number, so `train` and `heldout` never share anything.
+- `part` depends on what a prompt asks for, not on seed or number, so `train` and `heldout` never share anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from marble_rl.prompts.settings import GenevalPromptsConfig, OcrPromptsConfig
 from marble_rl.seeding import derive_seed
 
 HELD_OUT = 5
-"""One in so many things to ask for is held out."""
+"""One in this many things to ask for is held out."""
 
 
 def generate(config: GenevalPromptsConfig | OcrPromptsConfig, part: str, where: str) -> list[Row]:
@@ -48,7 +48,7 @@ def generate(config: GenevalPromptsConfig | OcrPromptsConfig, part: str, where: 
         if row is None:
             raise InputError(
                 f"{where}.count: {config.count}, but there are no more prompts of {name!r} after {len(rows)} in this "
-                f"mix (part {part}); ask for {len(rows)} at most, lower its weight, or give it a source of its own"
+                f"mix (part {part}); ask for {len(rows)} at most, lower its weight, or give it a separate source"
             )
         rows.append(row)
     return rows

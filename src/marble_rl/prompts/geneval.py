@@ -45,7 +45,7 @@ def kinds(weights: Mapping[str, float] | None, where: str) -> dict[str, Kind]:
     if not any(weights.values()):
         raise InputError(f"{where}.tasks: no task has a weight above 0; give one to at least one of {', '.join(TASKS)}")
     things, coloured, colours = len(OBJECTS), len(COLOURABLE), len(COLOURS)
-    found = {
+    sizes_and_writers = {
         "single_object": (things, _single_object),
         "two_object": (things * (things - 1), _two_object),
         "counting": (things * len(COUNTS), _counting),
@@ -53,7 +53,7 @@ def kinds(weights: Mapping[str, float] | None, where: str) -> dict[str, Kind]:
         "position": (things * (things - 1) * len(RELATIONS), _position),
         "color_attr": (coloured * (coloured - 1) * colours * (colours - 1), _color_attr),
     }
-    return {task: Kind(weights.get(task, 0.0), size, write) for task, (size, write) in found.items()}
+    return {task: Kind(weights.get(task, 0.0), size, write) for task, (size, write) in sizes_and_writers.items()}
 
 
 def _single_object(number: int) -> Row:

@@ -1,7 +1,7 @@
 """What a prompt asks for, as far as a reward can check it. Two prompts that ask for the same count as one.
 
 `a dog and a cat` is `a cat and a dog`; `a dog left of a cat` is `a cat right of a dog`; a text to be written is the
-same in whatever picture. Otherwise a held-out set would repeat training prompts in other words.
+same in any picture. Otherwise a held-out set would repeat training prompts in other words.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIRRORED = {"right of": "left of", "below": "above"}
 
 
 def meaning(text: str, metadata: Mapping[str, Any]) -> str:
-    """The same for prompts that ask for the same."""
+    """A key that is equal for prompts that ask for the same."""
     if metadata.get("include"):
         try:
             return _objects(metadata["include"])

@@ -78,14 +78,14 @@ def _untrained(held_out: list[Scene], spare: list[Scene], trained: set[str]) -> 
     The others keep their places, and with them the noise that evaluations start from.
     """
     asked = trained | {words for scene in held_out for words in _asked_for(scene)}
-    found = []
+    chosen = []
     for scene in held_out:
         if _asked_for(scene) & trained:
             free = [other for other in spare if not _asked_for(other) & asked]
             scene = next((other for other in free if _task(other) == _task(scene)), free[0])
             asked |= _asked_for(scene)
-        found.append(scene)
-    return found
+        chosen.append(scene)
+    return chosen
 
 
 def _asked_for(scene: Scene) -> set[str]:

@@ -79,11 +79,11 @@ def kinds(words: tuple[int, int], numbers: float, where: str) -> dict[str, Kind]
     least, most = words
     if least > most:
         raise InputError(f"{where}.words: {least} words at least and {most} at most; swap them")
-    found = {}
+    kinds_by_name = {}
     for count in range(least, most + 1):
-        found[_name(count, False)] = _kind(count, False, 1 - numbers)
-        found[_name(count, True)] = _kind(count, True, numbers)
-    return found
+        kinds_by_name[_name(count, False)] = _kind(count, False, 1 - numbers)
+        kinds_by_name[_name(count, True)] = _kind(count, True, numbers)
+    return kinds_by_name
 
 
 def _name(count: int, numbered: bool) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from marble_rl.section import Fraction, Name, Section
+from marble_rl.section import FilePath, Fraction, Name, Section
 
 WordCount = Annotated[int, Field(ge=1, le=16)]
 
@@ -21,8 +20,8 @@ class GeneratedPromptsConfig(Section):
     """Another seed gives other prompts, or the same ones in another order."""
     part: Literal["train", "heldout", "all"] | None = None
     """A fifth of what can be asked for is held out, the same fifth for every seed. null takes the part named like the
-    list in which the source stands, so that `prompts.train` and `prompts.heldout` never overlap."""
-    exclude: Path | None = None
+    list that the source is in, so that `prompts.train` and `prompts.heldout` never overlap."""
+    exclude: FilePath | None = None
     """Prompt file or dataset folder: nothing that its prompts (in a folder, the test prompts) ask for is asked for
     here, in whatever words. Relative to the config file."""
 
@@ -52,7 +51,7 @@ class PromptSourceConfig(Section):
 
     name: Name
     """Name of the source, in logs and tables."""
-    file: Path | None = None
+    file: FilePath | None = None
     """`.txt` (one prompt a line), `.jsonl` (`prompt`, any metadata, optionally `rewards`: the names that apply), `.csv`
     or `.tsv` (a column `prompt`), or a folder with such a file for `train` and one for `test`. Relative to the config
     file."""

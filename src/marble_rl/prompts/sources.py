@@ -50,5 +50,5 @@ def _rows(source: PromptSourceConfig, split: Split, where: str) -> list[Row]:
 
 
 def read_prompt_file(path: Path) -> PromptSet:
-    """One file as a prompt set of its own, for evaluation from the command line."""
+    """A prompt set of one file, for evaluation from the command line."""
     return load_prompts([PromptSourceConfig(name="prompts", file=path.resolve())], "--prompts", "heldout")

@@ -16,9 +16,10 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from marble_rl.charts import drawing
-from marble_rl.charts.drawing import Interval, Line, Reference
+from marble_rl.charts.drawing import Line, Reference
 from marble_rl.charts.style import LIGHT, plain
 from marble_rl.charts.svg import Sheet, sheet
+from marble_rl.intervals import Interval
 from marble_rl.report.wording import MINUS, number, shortened
 
 WIDTH, HEIGHT = 460.0, 200.0

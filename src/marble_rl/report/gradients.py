@@ -8,10 +8,11 @@ from statistics import fmean
 
 from marble_rl.charts.drawing import Line, Reference
 from marble_rl.diagnose.intervals import few
-from marble_rl.intervals import Difference
+from marble_rl.diagnose.record import Diagnosis
+from marble_rl.intervals import Interval
 from marble_rl.report.charts import Chart, forest, histogram, line_chart, matrix, sample_map
-from marble_rl.report.diagnosis import StoredDiagnosis
-from marble_rl.report.reading import RunData
+from marble_rl.report.evaluation import gains_by_source
+from marble_rl.report.run_data import RunData
 from marble_rl.report.sections import Section, Table, colours
 from marble_rl.report.wording import number, shortened
 
@@ -50,19 +51,19 @@ def diagnosis(run: RunData) -> Section:
     return Section("diagnosis", "Diagnosis", text.strip(), charts, table=_table(measured))
 
 
-def _forests(measured: StoredDiagnosis) -> list[Chart]:
+def _forests(measured: Diagnosis) -> list[Chart]:
     """Another batch first: it is the figure that counts."""
     wanted = (
-        ("Another batch: worst cosine", "other", "min_cos", "Above 0 every reward gains; noise lies below."),
-        ("Own batch: worst cosine", "own", "min_cos", "The paper's figure; pure noise gives 1/√K."),
-        ("Another batch: conflict rate", "other", "conflict", "How often at least one reward is worked against."),
-        ("Own batch: conflict rate", "own", "conflict", "0 by construction for the min-norm point."),
+        ("Another batch: worst cosine", "independent", "min_cos", "Above 0 every reward gains; noise lies below."),
+        ("Own batch: worst cosine", "in_batch", "min_cos", "The paper's figure; pure noise gives 1/√K."),
+        ("Another batch: conflict rate", "independent", "conflict", "How often at least one reward is worked against."),
+        ("Own batch: conflict rate", "in_batch", "conflict", "0 by construction for the min-norm point."),
     )
     charts = []
     for title, way, key, note in wanted:
         rows = [
-            (direction.name, getattr(direction, way)[key], KNOWN.get(direction.name, "ink"))
-            for direction in measured.directions
+            (name, getattr(direction, way)[key], KNOWN.get(name, "ink"))
+            for name, direction in measured.directions.items()
             if key in getattr(direction, way)
         ]
         if rows:
@@ -70,22 +71,23 @@ def _forests(measured: StoredDiagnosis) -> list[Chart]:
     return charts
 
 
-def _larger(measured: StoredDiagnosis) -> list[Chart]:
+def _larger(measured: Diagnosis) -> list[Chart]:
     """Only those with their own colour: ten lines on top of each other cannot be told apart."""
     lines = []
-    for direction in measured.directions:
-        if direction.name in KNOWN and len(direction.by_size) > 1:
-            x = [math.log2(size) for size in direction.by_size]
-            y = [figure.mean for figure in direction.by_size.values()]
-            band = [(figure.low, figure.high) for figure in direction.by_size.values()]
-            lines.append(Line(direction.name, x, y, KNOWN[direction.name], direction.name, band=band))
+    for name in measured.directions:
+        by_size = measured.by_size(name)
+        if name in KNOWN and len(by_size) > 1:
+            x = [math.log2(size) for size in by_size]
+            y = [figure.mean for figure in by_size.values()]
+            band = [(figure.low, figure.high) for figure in by_size.values()]
+            lines.append(Line(name, x, y, KNOWN[name], name, band=band))
     if not lines:
         return []
     note = (
         "Worst cosine of directions made from larger batches, with the mean gradient of all images left over. Above 0 "
         "the batch is large enough for the direction to serve every reward in truth."
     )
-    sizes = _sizes(size for direction in measured.directions for size in direction.by_size)
+    sizes = _sizes(size for name in measured.directions for size in measured.by_size(name))
     title = "Worst cosine by batch size"
     return [line_chart(title, lines, include=[0.0], x_label="batch size", x_names=sizes, note=note)]
 
@@ -95,20 +97,18 @@ def _sizes(sizes: Iterable[float]) -> dict[float, str]:
     return {math.log2(size): f"x{size:g}" for size in sizes}
 
 
-def _table(measured: StoredDiagnosis) -> Table:
+def _table(measured: Diagnosis) -> Table:
     columns = ["direction", "another batch", "conflict there", "own batch", "conflict there", "AdamW's step"]
     rows = []
-    for direction in measured.directions:
+    for name, direction in measured.directions.items():
         figures = [
-            direction.other.get("min_cos"),
-            direction.other.get("conflict"),
-            direction.own.get("min_cos"),
-            direction.own.get("conflict"),
-            direction.step,
+            direction.independent.get("min_cos"),
+            direction.independent.get("conflict"),
+            direction.in_batch.get("min_cos"),
+            direction.in_batch.get("conflict"),
+            measured.applied[name].min_cos if name in measured.applied else None,
         ]
-        rows.append(
-            (direction.name, direction.meaning, KNOWN.get(direction.name, "ink"), [_written(f) for f in figures])
-        )
+        rows.append((name, measured.meanings.get(name, ""), KNOWN.get(name, "ink"), [_written(f) for f in figures]))
     about = (
         "Smallest cosine with a reward's gradient with its interval, and how often it is negative. Last column: "
         "of the step that AdamW would take, in another batch."
@@ -116,38 +116,39 @@ def _table(measured: StoredDiagnosis) -> Table:
     return Table(columns, rows, about)
 
 
-def _written(figure: Difference | None) -> str:
+def _written(figure: Interval | None) -> str:
     if figure is None:
         return ""
     interval = f" ({number(figure.low)} to {number(figure.high)})" if figure.low < figure.high else ""
     return number(figure.mean) + interval
 
 
-def _cosines(measured: StoredDiagnosis) -> Chart:
+def _cosines(measured: Diagnosis) -> Chart:
     note = (
         "Of their true gradients, from products of different batches. Below 0 two rewards oppose each other. With "
         "little signal they are rough and can leave ±1; ? where a gradient is lost in noise."
     )
-    return matrix("Cosines between rewards", measured.rewards, measured.rewards, measured.cosines, note=note)
+    return matrix("Cosines between rewards", measured.names, measured.names, measured.cosines, note=note)
 
 
-def _correlations(measured: StoredDiagnosis) -> list[Chart]:
-    if not measured.correlations:
+def _correlations(measured: Diagnosis) -> list[Chart]:
+    facts = measured.advantages
+    if facts is None or not facts.correlations:
         return []
     agreement = ""
-    if measured.agreement is not None:
+    if facts.agreement is not None:
         agreement = (
-            f" Within one batch the cosines between gradients follow these to {_written(measured.agreement)}; at 1 "
+            f" Within one batch the cosines between gradients follow these to {_written(facts.agreement)}; at 1 "
             "gradients say nothing that the scores of its images do not."
         )
     note = f"Of the images in a batch: do two rewards prefer the same ones?{agreement}"
-    return [matrix("Correlations of advantages", measured.rewards, measured.rewards, measured.correlations, note=note)]
+    return [matrix("Correlations of advantages", measured.names, measured.names, facts.correlations, note=note)]
 
 
-def _signal(run: RunData, measured: StoredDiagnosis) -> list[Chart]:
+def _signal(run: RunData, measured: Diagnosis) -> list[Chart]:
     colour = colours(run)
     lines = []
-    for k, name in enumerate(measured.rewards):
+    for k, name in enumerate(measured.names):
         known = [(math.log2(size), row[k]) for size, row in measured.signal.items()]
         points = [(x, y) for x, y in known if y is not None]
         if points:
@@ -174,37 +175,38 @@ def _signal(run: RunData, measured: StoredDiagnosis) -> list[Chart]:
     ]
 
 
-def _norms(measured: StoredDiagnosis) -> Chart:
-    k = len(measured.rewards)
+def _norms(measured: Diagnosis) -> Chart:
+    k = len(measured.names)
     return histogram(
         "Length of the common direction",
-        measured.norms,
+        measured.qp.norm,
         unit="smallest cosine",
         reference=Reference(1 / math.sqrt(k), f"1/√{k}: unrelated gradients"),
         note="Over batches: the cosine that the min-norm point of unit gradients guarantees in its own batch.",
-        summary=f"{100 * measured.near_zero:.0f} % below 0.05",
+        summary=f"{100 * measured.qp.near_zero:.0f} % below 0.05",
     )
 
 
-def _lengths(measured: StoredDiagnosis) -> Chart:
+def _lengths(measured: Diagnosis) -> Chart:
     return histogram(
         "Length of the combined gradient",
-        measured.combined,
+        measured.qp.combined,
         unit="length",
         note="Over batches, in units of the rewards' mean gradient length. Short: little is left to agree on.",
-        summary=f"mean {number(fmean(measured.combined))}",
+        summary=f"mean {number(fmean(measured.qp.combined))}",
     )
 
 
-def _constructed(measured: StoredDiagnosis) -> list[Chart]:
-    if len(measured.conflict) < 2 or len(measured.rewards) < 2:
+def _constructed(measured: Diagnosis) -> list[Chart]:
+    if len(measured.conflict) < 2 or len(measured.names) < 2:
         return []
-    strength, ours, theirs = (list(column) for column in zip(*measured.conflict, strict=True))
+    turned = [(c.strength, c.min_cos, c.weighted_sum_min_cos) for c in measured.conflict]
+    strength, ours, theirs = (list(column) for column in zip(*turned, strict=True))
     lines = [
         Line("marble", strength, ours, "ours", "marble"),
         Line("plain sum", strength, theirs, "theirs", "plain sum", "dashed"),
     ]
-    first, second = measured.rewards[:2]
+    first, second = measured.names[:2]
     note = f"Worst cosine in the own batch while {second}'s gradient is turned against {first}'s."
     names = {value: f"{100 * value:.0f} %" for value in strength}
     return [line_chart("A constructed conflict", lines, include=[0.0], x_label="turned", x_names=names, note=note)]
@@ -222,9 +224,10 @@ def specialists(run: RunData) -> Section:
         every = math.ceil(len(measured.samples) / MOST_SAMPLES)
         which = "Every sample" if every == 1 else f"One sample in {every}"
         note = f"{which} of one batch. Blue: better than its group's mean, red: worse. Deeper: by more."
-        charts.append(sample_map("Advantages of samples", measured.rewards, measured.samples[::every], note=note))
+        samples = [(s.source, s.prompt, s.advantages) for s in measured.samples[::every]]
+        charts.append(sample_map("Advantages of samples", measured.names, samples, note=note))
         charts.append(_mean_sizes(measured))
-    gains = {} if run.evaluation is None else run.evaluation.gains
+    gains = {} if run.evaluation is None else gains_by_source(run.evaluation)
     if gains:
         rewards = [name for name in (*run.trained, *run.held_out) if any(name in row for row in gains.values())]
         cells = [[row.get(name) for name in rewards] for row in gains.values()]
@@ -240,12 +243,12 @@ def specialists(run: RunData) -> Section:
     return Section("specialists", "Specialists", text, charts, why)
 
 
-def _mean_sizes(measured: StoredDiagnosis) -> Chart:
-    sources = list(dict.fromkeys(source for source, _, _ in measured.samples))
+def _mean_sizes(measured: Diagnosis) -> Chart:
+    sources = list(dict.fromkeys(sample.source for sample in measured.samples))
     cells: list[list[float | None]] = []
     for source in sources:
-        columns = zip(*(values for of, _, values in measured.samples if of == source), strict=True)
+        columns = zip(*(sample.advantages for sample in measured.samples if sample.source == source), strict=True)
         known = [[abs(value) for value in column if value is not None] for column in columns]
         cells.append([fmean(sizes) if sizes else None for sizes in known])
     note = "Their mean size: near 0, the prompts of this source teach the reward nothing."
-    return matrix("Advantages by prompt source", sources, measured.rewards, cells, signed=False, unknown="", note=note)
+    return matrix("Advantages by prompt source", sources, measured.names, cells, signed=False, unknown="", note=note)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from marble_rl.balancing.settings import MarbleBalance
-from marble_rl.config.run import RunConfig
-from marble_rl.report.reading import RunData
+from marble_rl.balancing.registry import RULES
+from marble_rl.report.run_data import RunData
 from marble_rl.report.wording import MINUS
 
 OFTEN = 0.2
@@ -37,17 +36,6 @@ def guards(run: RunData) -> list[Guard]:
     ]
 
 
-def in_batch_guarantee(config: RunConfig) -> bool:
-    """Whether no update can point against a reward in its own batch: it is the min-norm point of this batch's unit
-    gradients, and neither one of averaged products (`smooth: gram`) nor their plain mean (`solver: equal`)."""
-    balance = config.balance
-    return (
-        isinstance(balance, MarbleBalance)
-        and balance.normalize
-        and (balance.solver, balance.smooth) == ("min_norm", "alpha")
-    )
-
-
 def _clamped(run: RunData) -> list[Guard]:
     clamped = run.series("guard/clamped")
     if not clamped:
@@ -60,30 +48,29 @@ def _clamped(run: RunData) -> list[Guard]:
 
 
 def _rewards_out_of_bounds(run: RunData) -> list[Guard]:
-    found = []
+    result = []
     for name, series in run.by_reward("guard/clipped").items():
         text = f"up to {max(series.values):.0%} of the scores"
-        found.append(Guard(f"{name}: scores beyond its clip", text, max(series.values) < 0.8))
+        result.append(Guard(f"{name}: scores beyond its clip", text, max(series.values) < 0.8))
     for name, series in run.by_reward("guard/watch", run.held_out).items():
         count = sum(v > 0 for v in series.values)
-        found.append(Guard(f"{name}: fell while trained rewards rose", f"{count} alarms", count == 0))
-    return found
+        result.append(Guard(f"{name}: fell while trained rewards rose", f"{count} alarms", count == 0))
+    return result
 
 
 def _quadratic_program(run: RunData) -> list[Guard]:
     balance = run.config.balance
-    if not isinstance(balance, MarbleBalance):
+    rule = RULES.part_of(balance)
+    if not rule.uses_gradients():
         return []
     found = _times(run, "qp/stationary", "rewards that cancel each other", OFTEN)
     residual = run.series("qp/kkt_residual").values
-    if residual and balance.solver != "equal":  # which solves nothing, and logs what it misses
+    if residual and rule.solves:
         text = f"at most {max(residual):.0e}".replace("-", MINUS)
         found.append(Guard("error of the quadratic program", text, max(residual) < 1e-9))
-    if balance.solver == "noise_aware":
-        found += _times(run, "qp/fallback", "noise-aware problem without a solution", OFTEN)
-    if in_batch_guarantee(run.config):
-        # In AdamW's metric the guarantee is one in that metric.
-        key = "metric_harmony/conflict" if balance.metric == "adam" else "harmony/conflict"
+    if rule.never_opposes(balance):
+        # In AdamW's metric the guarantee is one in that metric, and its figures are logged beside the plain ones.
+        key = "metric_harmony/conflict" if run.series("metric_harmony/conflict") else "harmony/conflict"
         found += _times(run, key, "updates against a reward in their own batch", 0.0)
     return found
 
@@ -98,28 +85,28 @@ def _times(run: RunData, key: str, what: str, most: float) -> list[Guard]:
 
 def _repeated_updates(run: RunData) -> list[Guard]:
     """Updates that were left out or computed again because a number was not finite."""
-    found = []
+    result = []
     skipped = run.series("guard/skipped").values
     if skipped:
         count = round(math.fsum(skipped))
         text = f"{count} beside {len(skipped)} that were made"
-        found.append(Guard("updates left out: not finite", text, count <= SELDOM * len(skipped)))
+        result.append(Guard("updates left out: not finite", text, count <= SELDOM * len(skipped)))
     overflows = run.series("guard/overflows").values
     if overflows:
         count = sum(v > 0 for v in overflows)
         text = f"{count} of {len(overflows)} steps"
-        found.append(Guard("gradients beyond float16", text, count <= OFTEN * len(overflows)))
-    return found
+        result.append(Guard("gradients beyond float16", text, count <= OFTEN * len(overflows)))
+    return result
 
 
 def _scoring(run: RunData) -> list[Guard]:
-    found = []
+    result = []
     for kind in ("failures", "retries"):
         for name, series in run.by_reward(f"scoring/{kind}", (*run.trained, *run.held_out)).items():
             count = round(math.fsum(series.values))
             if count:
-                found.append(Guard(f"{name}: {kind} at scoring", str(count), False))
-    return found
+                result.append(Guard(f"{name}: {kind} at scoring", str(count), False))
+    return result
 
 
 def _silent_rewards(run: RunData) -> list[Guard]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from marble_rl.charts.drawing import Line
+from marble_rl.compare.job_result import JobResult
+from marble_rl.compare.jobs import JOBS
 from marble_rl.report.charts import Chart, line_chart
-from marble_rl.report.evaluation import PromptCard, Shot, read_evaluation
-from marble_rl.report.lenient import UNREADABLE
-from marble_rl.report.reading import read_metrics
+from marble_rl.report.evaluation import PromptCard, Shot, prompt_cards
+from marble_rl.report.run_data import read_if_whole, read_metrics
 from marble_rl.report.statistics import smooth, thinned
 from marble_rl.report.wording import shortened
+from marble_rl.runs.scores import SCORES, Scores
 from marble_rl.types import Metrics
 
 MOST_METHODS = 6
@@ -24,31 +24,26 @@ MOST_PROMPTS = 8
 
 
 @dataclass(frozen=True)
-class StoredJob:
+class FinishedJob:
     """One seed of one method."""
 
-    method: str
-    seed: int
-    config: dict[str, Any]
+    result: JobResult
     folder: Path
     lines: list[Metrics]
     """Of its run; empty where it left none, or its folder was removed"""
 
 
-def read_jobs(folder: Path) -> list[StoredJob]:
-    """Those that finished. What cannot be read is left out: the table does not depend on it."""
-    found = []
-    for file in sorted((folder / "jobs").glob("*.json")):
-        try:
-            tree = json.loads(file.read_text(encoding="utf-8"))
-            if tree["failed"] is None:
-                home = file.with_suffix("")
-                metrics = home / "run" / "metrics.jsonl"
-                lines = read_metrics(metrics, []) if metrics.exists() else []
-                found.append(StoredJob(str(tree["method"]), int(tree["seed"]), dict(tree["config"]), home, lines))
-        except UNREADABLE:
-            continue
-    return found
+def read_jobs(folder: Path, remarks: list[str]) -> list[FinishedJob]:
+    """Those that finished. A damaged result is left out with a remark: the table does not depend on it."""
+    jobs = []
+    for file in sorted((folder / JOBS).glob("*.json")):
+        result = read_if_whole(JobResult, file, remarks)
+        if result is not None and result.failed is None:
+            metrics = file.with_suffix("") / "run" / "metrics.jsonl"
+            jobs.append(
+                FinishedJob(result, file.with_suffix(""), read_metrics(metrics, []) if metrics.exists() else [])
+            )
+    return jobs
 
 
 def shown_methods(methods: Sequence[str], against: str | None) -> list[str]:
@@ -58,17 +53,17 @@ def shown_methods(methods: Sequence[str], against: str | None) -> list[str]:
     return [name for name in methods if name in chosen]
 
 
-def peak_memory(jobs: Sequence[StoredJob]) -> dict[str, float]:
+def peak_memory(jobs: Sequence[FinishedJob]) -> dict[str, float]:
     """By method, in MiB: the highest of its seeds."""
     peaks: dict[str, float] = {}
     for job in jobs:
         for line in job.lines:
-            peaks[job.method] = max(peaks.get(job.method, 0.0), line.get("memory/peak_mb", 0.0))
+            peaks[job.result.method] = max(peaks.get(job.result.method, 0.0), line.get("memory/peak_mb", 0.0))
     return {method: peak for method, peak in peaks.items() if peak > 0}
 
 
 def curves(
-    jobs: Sequence[StoredJob], methods: Sequence[str], rewards: Sequence[str], colour: dict[str, str]
+    jobs: Sequence[FinishedJob], methods: Sequence[str], rewards: Sequence[str], colour: dict[str, str]
 ) -> list[Chart]:
     """Of each reward during training: the mean over a method's seeds, smoothed, with its 95 % interval."""
     charts = []
@@ -76,7 +71,7 @@ def curves(
         lines = []
         for method in methods:
             by_step: dict[int, list[float]] = {}
-            for line in (line for job in jobs if job.method == method for line in job.lines):
+            for line in (line for job in jobs if job.result.method == method for line in job.lines):
                 if f"reward/{reward}" in line:
                     by_step.setdefault(int(line["step"]), []).append(line[f"reward/{reward}"])
             if len(by_step) > 1:
@@ -90,17 +85,18 @@ def curves(
     return charts
 
 
-def pictures(jobs: Sequence[StoredJob], methods: Sequence[str]) -> tuple[int | None, list[PromptCard]]:
+def pictures(jobs: Sequence[FinishedJob], methods: Sequence[str]) -> tuple[int | None, list[PromptCard]]:
     """A seed that all of these methods have, and prompts with a picture of each: the same prompt and the same noise."""
-    seeds = [{job.seed for job in jobs if job.method == method} for method in methods]
+    seeds = [{job.result.seed for job in jobs if job.result.method == method} for method in methods]
     common = sorted(set.intersection(*seeds)) if seeds else []
     if not common:
         return None, []
     by_prompt: dict[tuple[str, str], list[Shot]] = {}
     for method in methods:
-        job = next(job for job in jobs if (job.method, job.seed) == (method, common[0]))
-        evaluation = read_evaluation(job.folder / "evaluation", [])
-        for card in () if evaluation is None else evaluation.cards:
+        job = next(job for job in jobs if (job.result.method, job.result.seed) == (method, common[0]))
+        evaluation = job.folder / "evaluation"
+        scores = read_if_whole(Scores, evaluation / SCORES, [])
+        for card in () if scores is None else prompt_cards(scores, evaluation):
             shot = card.shots[-1]
             by_prompt.setdefault((card.source, card.prompt), []).append(Shot(method, shot.file, shot.scores))
     return common[0], _spread([PromptCard(text, source, tuple(s)) for (source, text), s in by_prompt.items()])

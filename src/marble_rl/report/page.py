@@ -1,4 +1,4 @@
-"""A run's page: what was read, judged and drawn, put into the template. The result is one file without any other."""
+"""A run's page: data, verdicts and charts put into the template. The result is one file that needs no other."""
 
 from __future__ import annotations
 
@@ -13,28 +13,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from marble_rl import __version__
+from marble_rl.balancing.registry import RULES
 from marble_rl.charts.style import CSS
 from marble_rl.config import to_yaml
 from marble_rl.report import sections
+from marble_rl.report.evaluation import prompt_cards
 from marble_rl.report.gradients import diagnosis, specialists
 from marble_rl.report.guards import guards
-from marble_rl.report.pictures import Gallery, shown_cards, training_samples
-from marble_rl.report.reading import RunData
+from marble_rl.report.pictures import Gallery, Inlined, shown_cards, training_samples
+from marble_rl.report.run_data import RunData
 from marble_rl.report.speed import speed, total_seconds
 from marble_rl.report.tables import evaluation_rows
 from marble_rl.report.verdicts import Verdict, verdicts
 from marble_rl.report.wording import counted, duration, listed, number
-
-METHODS = {
-    "marble": " at once, balanced by MARBLE",
-    "weighted_sum": " at once, as a weighted sum",
-    "fixed": " at once, with fixed coefficients",
-    "gdpo": " at once, balanced by GDPO",
-    "sequential": ", one after the other",
-    "single": ": one of them alone",
-    "dropout": " at once, with reward dropout",
-    "min_variance": " at once, by the mix with the smallest variance",
-}
+from marble_rl.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -50,23 +42,25 @@ def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | N
     """The HTML. ``refresh_seconds`` makes it load itself again, for a run that goes on."""
     remarks = list(run.remarks)
     gallery = Gallery(remarks)
-    found = verdicts(run)
+    folder = RunFolder(run.folder).evaluation
+    cards = [] if run.evaluation is None else prompt_cards(run.evaluation, folder)
+    judged = verdicts(run)
     now = time.time() if now is None else now
     return render(
         "run.html.j2",
         title=run.folder.resolve().name,
         heading=_heading(run),
         status=_status(run, now),
-        lead=_lead(found),
+        lead=_lead(judged),
         facts=_facts(run),
-        verdicts=found,
+        verdicts=judged,
         colours=sections.colours(run),
         held_out=run.held_out,
         rewards=sections.reward_curves(run),
         evaluation=run.evaluation,
         evaluation_rows=evaluation_rows(run),
-        cards=[] if run.evaluation is None else shown_cards(run.evaluation.cards, gallery),
-        old_grid=_old_grid(run, gallery),
+        cards=shown_cards(cards, gallery),
+        old_grid=None if cards or run.evaluation is None else _old_grid(folder / "grid.png", gallery),
         samples=training_samples(run, gallery),
         measured=[
             sections.coefficients(run),
@@ -104,7 +98,7 @@ def render(template: str, **values: Any) -> str:
 
 def _heading(run: RunData) -> str:
     rewards = counted(len(run.trained), "reward")
-    method = METHODS[run.config.balance.type] if len(run.trained) > 1 else ""
+    method = f" {RULES.part_of(run.config.balance).about}" if len(run.trained) > 1 else ""
     return f"{Path(run.config.model.path).name}, trained on {rewards}{method}"
 
 
@@ -115,7 +109,7 @@ def _status(run: RunData, now: float) -> Status:
     if run.modified is None or not run.lines:
         return Status("stopped" if run.in_use is False else "starting", f"No step of {wanted} is logged yet.")
     quiet = now - run.modified
-    # Where no lock tells: from a pause that is long for its steps, which an evaluation may be too.
+    # Without a lock: from a pause that is long for its steps, which an evaluation may be too.
     seems_alive = quiet < max(120.0, 10 * total_seconds(run) / len(run.lines))
     if seems_alive if run.in_use is None else run.in_use:
         left = duration(total_seconds(run) / len(run.lines) * (wanted - done))
@@ -123,9 +117,9 @@ def _status(run: RunData, now: float) -> Status:
     return Status("stopped", f"{done} of {wanted} steps are done; the last was logged {duration(quiet)} ago.")
 
 
-def _lead(found: list[Verdict]) -> list[str]:
+def _lead(judged: list[Verdict]) -> list[str]:
     """The verdicts that matter most, as the page's first sentences."""
-    return [verdict.text for verdict in found[:2] if verdict.answer != "unknown"]
+    return [verdict.text for verdict in judged[:2] if verdict.answer != "unknown"]
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
@@ -145,9 +139,6 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     return [*facts, ("Time", duration(seconds))] if seconds else facts
 
 
-def _old_grid(run: RunData, gallery: Gallery) -> Any:
+def _old_grid(grid: Path, gallery: Gallery) -> Inlined | None:
     """The grid with its prompts and scores written in it, where the pictures themselves were not kept."""
-    evaluation = run.evaluation
-    if evaluation is None or evaluation.cards or evaluation.grid is None:
-        return None
-    return gallery.open(evaluation.grid, 1000)
+    return gallery.open(grid, 1000) if grid.is_file() else None

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from PIL import Image, ImageSequence
 
 from marble_rl.report.evaluation import PromptCard, Shot
-from marble_rl.report.reading import RunData
+from marble_rl.report.run_data import RunData
 from marble_rl.runs.images import STILLS, grid_rows
 
 T = TypeVar("T")

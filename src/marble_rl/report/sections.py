@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from marble_rl.balancing.settings import MarbleBalance
+from marble_rl.balancing.registry import RULES
 from marble_rl.charts.drawing import Line, Reference
 from marble_rl.charts.style import PALETTE
 from marble_rl.report.charts import Chart, line_chart
-from marble_rl.report.guards import in_batch_guarantee
-from marble_rl.report.reading import RunData, Series
+from marble_rl.report.run_data import RunData, Series
 from marble_rl.report.statistics import smooth, thinned
 from marble_rl.report.wording import number, shortened
 
@@ -154,7 +153,7 @@ def harmony(run: RunData) -> Section:
     norm = run.series("qp/norm")
     if norm:
         note = "Near 0: rewards oppose each other."
-        if in_batch_guarantee(run.config):
+        if RULES.part_of(run.config.balance).never_opposes(run.config.balance):
             note = f"The cosine that every reward is guaranteed in its batch. {note}"
         lines = [Line("length", *thinned(norm.steps, norm.values), "ours")]
         title = "Length of the common direction"
@@ -191,7 +190,8 @@ def signal(run: RunData) -> Section:
 
 
 def _unless_marble(run: RunData, why: str) -> str:
-    return "No refresh was logged yet." if isinstance(run.config.balance, MarbleBalance) and not run.lines else why
+    refreshes = RULES.part_of(run.config.balance).uses_gradients()
+    return "No refresh was logged yet." if refreshes and not run.lines else why
 
 
 def _both(run: RunData, key: str) -> list[Line]:

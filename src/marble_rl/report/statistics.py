@@ -1,20 +1,21 @@
-"""The little statistics of a report: smooth curves, means with intervals, and whether a curve rose."""
+"""Statistics of a report: smooth curves, means with intervals, and whether a curve rose."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from marble_rl.intervals import Difference, student_mean, student_reach
+from marble_rl.intervals import LEVEL, Interval, student_interval, student_reach
 
 LEAST_REFRESHES = 5
 """Below this nothing is said about a mean over refreshes."""
 LEAST_STEPS = 15
 """Below this nothing is said about a curve: its beginning and its end have five values each."""
+CONSTANT = 1e-12
+"""Relative range of values below which they differ by rounding alone."""
 MOST_POINTS = 400
 """Of a curve that is drawn; longer ones are averaged down."""
 
@@ -25,7 +26,7 @@ def smooth(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float]
 
     At each x: the weighted least-squares line through the values, w_i = exp(-(x_i - x)^2 / 2 h^2), read off at x. It is
     a linear map of the values, curve = L y, so its variance is s^2 sum_i L_xi^2, with s^2 = |y - L y|^2 / (n - tr L):
-    prompts are drawn anew for every rollout, so the noise of one step tells little about the next.
+    every rollout has other prompts, so the noise of one step says little about the next.
 
     L has a row and a column for every value: thin long curves first. Means of equally many steps have equal noise too.
     """
@@ -54,26 +55,27 @@ def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float],
     return [float(np.mean(steps[part])) for part in parts], [float(np.mean(values[part])) for part in parts]
 
 
-def mean_interval(values: Sequence[float]) -> Difference | None:
+def mean_interval(values: Sequence[float]) -> Interval | None:
     """Mean of independent values with Student's 95 % interval; None for fewer than `LEAST_REFRESHES`."""
-    return None if len(values) < LEAST_REFRESHES else Difference(*student_mean(values))
+    return None if len(values) < LEAST_REFRESHES else student_interval(values)
 
 
-def rise(values: Sequence[float]) -> Difference | None:
+def rise(values: Sequence[float]) -> Interval | None:
     """Mean of the last third minus mean of the first tenth (five values or more), with Welch's 95 % interval; None for
     too few values. The beginning is short because rewards rise fast at first.
 
-    Prompts are drawn anew for every rollout, so that the noise of one step tells little about the next.
+    Every rollout has other prompts, so that the noise of one step says little about the next.
     """
     if len(values) < LEAST_STEPS:
         return None
-    parts = [np.asarray(values[: max(5, len(values) // 10)]), np.asarray(values[-(len(values) // 3) :])]
-    errors = [float(part.var(ddof=1)) / len(part) for part in parts]
-    difference = float(parts[1].mean() - parts[0].mean())
-    total = sum(errors)
-    spread = sum(error**2 / (len(part) - 1) for error, part in zip(errors, parts, strict=True))
-    reach = student_reach(total, total**2 / spread) if spread > 0 else 0.0
-    return Difference(difference, difference - reach, difference + reach)
+    first, last = np.asarray(values[: max(5, len(values) // 10)]), np.asarray(values[-(len(values) // 3) :])
+    difference = float(last.mean() - first.mean())
+    if max(np.ptp(first), np.ptp(last)) <= CONSTANT * np.abs(values).max():
+        return Interval(difference, difference, difference)
+    from scipy.stats import ttest_ind  # slow to import
+
+    low, high = ttest_ind(last, first, equal_var=False).confidence_interval(LEVEL)
+    return Interval(difference, float(low), float(high))
 
 
 @dataclass(frozen=True)
@@ -87,24 +89,23 @@ class RankCorrelation:
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> RankCorrelation | None:
-    """Over all orders of ``b`` (20,000 of them for more than 8 values); None where all values of one are equal.
+    """Over all orders of ``b`` (as many random ones as 8 values have for more); None where all values of one are equal.
 
     Fewer than four values cannot reach a share below 1/24, so no verdict is drawn from them.
     """
-    rank_a, rank_b = _ranks(a), _ranks(b)
-    size = math.sqrt(float(rank_a @ rank_a) * float(rank_b @ rank_b))
+    from scipy.stats import permutation_test, rankdata  # slow to import
+
+    ranks_a, ranks_b = (rankdata(values) - (len(values) + 1) / 2 for values in (a, b))
+    size = math.sqrt(float(ranks_a @ ranks_a) * float(ranks_b @ ranks_b))
     if size == 0:
         return None
-    if len(b) <= 8:
-        orders = np.array(list(itertools.permutations(rank_b)))
-    else:
-        dice = np.random.default_rng(0)
-        orders = np.array([dice.permutation(rank_b) for _ in range(20_000)])
-    rho, others = float(rank_a @ rank_b) / size, orders @ rank_a / size
+    test = permutation_test(
+        (ranks_b,),
+        lambda order, axis: order @ ranks_a / size,
+        permutation_type="pairings",
+        vectorized=True,
+        n_resamples=math.factorial(8),
+        rng=0,
+    )
+    rho, others = float(test.statistic), test.null_distribution
     return RankCorrelation(rho, float(np.mean(others <= rho + 1e-12)), float(np.mean(others >= rho - 1e-12)))
-
-
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    """Around 0; equal values share their mean rank."""
-    array = np.asarray(values, float)
-    return np.array([((array < v).sum() - (array > v).sum()) / 2 for v in array])

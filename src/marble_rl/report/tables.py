@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from marble_rl.intervals import Difference
+from marble_rl.intervals import Interval
 from marble_rl.report.charts import interval_mark
-from marble_rl.report.reading import RunData
+from marble_rl.report.run_data import RunData
 from marble_rl.report.sections import colours
 from marble_rl.report.wording import interval, number
 
@@ -33,20 +33,20 @@ def evaluation_rows(run: RunData) -> list[EvaluationRow]:
         return []
     colour = colours(run)
     rows = []
-    for name in dict.fromkeys(name for means in evaluation.means.values() for name in means):
-        means = [number(means[name]) if name in means else "" for means in evaluation.means.values()]
-        row = EvaluationRow(name, colour.get(name, "ink"), name in evaluation.held_out, means)
-        found = evaluation.differences.get(name)
-        rows.append(row if found is None else _with_difference(row, found))
+    for name in evaluation.rewards:
+        means = [number(of.means[name]) if name in of.means else "" for of in evaluation.weights.values()]
+        row = EvaluationRow(name, colour.get(name, "ink"), name in evaluation.held_out_rewards, means)
+        difference = evaluation.differences.get(name)
+        rows.append(row if difference is None else _with_difference(row, difference))
     return rows
 
 
-def _with_difference(row: EvaluationRow, found: Difference) -> EvaluationRow:
-    verdict = "no clear change" if not found.significant else "up" if found.mean > 0 else "down"
+def _with_difference(row: EvaluationRow, difference: Interval) -> EvaluationRow:
+    verdict = "no clear change" if not difference.significant else "up" if difference.mean > 0 else "down"
     return replace(
         row,
-        difference=number(found.mean, signed=True),
-        interval=interval(found),
-        mark=interval_mark(found, row.colour),
+        difference=number(difference.mean, signed=True),
+        interval=interval(difference),
+        mark=interval_mark(difference, row.colour),
         verdict=verdict,
     )

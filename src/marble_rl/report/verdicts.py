@@ -1,4 +1,4 @@
-"""What a run shows about each claim of the method, with the figures behind it; `unknown` where data lacks.
+"""What a run shows about each claim of the method, with the figures behind it; `unknown` where data is missing.
 
 Every verdict follows from a rule that is written down here. None is a matter of taste.
 """
@@ -9,11 +9,12 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Literal
 
-from marble_rl.balancing.settings import MarbleBalance
-from marble_rl.intervals import Difference
-from marble_rl.report.diagnosis import StoredDiagnosis
+from marble_rl.balancing.registry import RULES
+from marble_rl.diagnose.record import Diagnosis
+from marble_rl.intervals import Interval
+from marble_rl.report.evaluation import score_spread
 from marble_rl.report.guards import guards
-from marble_rl.report.reading import RunData
+from marble_rl.report.run_data import RunData
 from marble_rl.report.statistics import LEAST_REFRESHES, LEAST_STEPS, mean_interval, rank_correlation, rise
 from marble_rl.report.wording import count_word, counted, interval, listed, number
 
@@ -23,7 +24,7 @@ LEAST_SIGNAL = 0.1
 REFRESHES_FOR_SIGNAL = 10
 """docs/metrics.md: the first values rest on one or two batches."""
 RARE = 0.05
-"""Share of random orders that chance is given."""
+"""Share of random orders up to which a correlation is not called chance."""
 NONE = "too few prompts have scores of two sets of weights"
 SHARE_DIGITS = 9
 """Coefficients that differ beyond them differ by rounding alone."""
@@ -43,7 +44,7 @@ def verdicts(run: RunData) -> list[Verdict]:
     found = [rewards_rise(run)]
     if run.held_out:
         found.append(held_out_rewards_follow(run))
-    if isinstance(run.config.balance, MarbleBalance):
+    if RULES.part_of(run.config.balance).uses_gradients():
         found += [serves_every_reward(run), better_than_weighted_sum(run), enough_signal(run), follows_difficulty(run)]
     if run.diagnosis is not None:
         found.append(fewer_conflicts(run.diagnosis))
@@ -55,23 +56,23 @@ def rewards_rise(run: RunData) -> Verdict:
     claim = "Does every trained reward rise?"
     evaluation = run.evaluation
     if evaluation is not None and evaluation.differences:
-        found = {name: d for name, d in evaluation.differences.items() if name in run.trained}
+        changes = {name: d for name, d in evaluation.differences.items() if name in run.trained}
         prompts = "held-out prompts" if run.config.prompts.heldout else "the training prompts"
         where = f"On {prompts}, {evaluation.after} weights against {evaluation.before}"
     else:
         curves = {name: rise(series.values) for name, series in run.by_reward("reward").items()}
-        found = {name: d for name, d in curves.items() if d is not None}
+        changes = {name: d for name, d in curves.items() if d is not None}
         where = "On training prompts, the last third of the steps against the first tenth"
-    if not found:
+    if not changes:
         evaluated = "no evaluation" if evaluation is None else f"{NONE} in its evaluation"
         return Verdict(
             claim,
             "unknown",
-            f"Cannot be told: {evaluated}, and {counted(run.steps_done, 'step')} of training, where "
+            f"Not known: {evaluated}, and {counted(run.steps_done, 'step')} of training, where "
             f"{LEAST_STEPS} are needed. Run marble evaluate.",
         )
-    up = [name for name, d in found.items() if d.low > 0]
-    down = [name for name, d in found.items() if d.high < 0]
+    up = [name for name, d in changes.items() if d.low > 0]
+    down = [name for name, d in changes.items() if d.high < 0]
     unclear = [name for name in run.trained if name not in up and name not in down]
     if len(up) == len(run.trained):
         text = f"all {count_word(len(up))} rose" if len(up) > 1 else f"{up[0]} rose"
@@ -79,7 +80,7 @@ def rewards_rise(run: RunData) -> Verdict:
         parts = {"rose": up, "fell": down, "did not clearly change": unclear}
         text = "; ".join(f"{listed(names)} {verb}" for verb, names in parts.items() if names)
     answer: Answer = "yes" if len(up) == len(run.trained) else "partly" if up else "no" if down else "unknown"
-    figures = [f"{name} {number(d.mean, signed=True)} ({interval(d)})" for name, d in found.items()]
+    figures = [f"{name} {number(d.mean, signed=True)} ({interval(d)})" for name, d in changes.items()]
     return Verdict(claim, answer, f"{where}: {text}.", figures)
 
 
@@ -87,27 +88,27 @@ def held_out_rewards_follow(run: RunData) -> Verdict:
     """Rewards that were never trained on: the check against exploitation."""
     claim = "Do rewards that were never trained on confirm it?"
     known = {} if run.evaluation is None else run.evaluation.differences
-    found = {name: d for name, d in known.items() if name in run.held_out}
-    if not found:
+    changes = {name: d for name, d in known.items() if name in run.held_out}
+    if not changes:
         why = (
             "without an evaluation. Run marble evaluate." if run.evaluation is None else f"from its evaluation: {NONE}."
         )
-        return Verdict(claim, "unknown", f"Cannot be told {why}")
-    down = [name for name, d in found.items() if d.high < 0]
-    up = [name for name, d in found.items() if d.low > 0]
-    missing = [name for name in run.held_out if name not in found]
+        return Verdict(claim, "unknown", f"Not known {why}")
+    down = [name for name, d in changes.items() if d.high < 0]
+    up = [name for name, d in changes.items() if d.low > 0]
+    missing = [name for name in run.held_out if name not in changes]
     if down:
         text = f"The held-out {listed(down)} fell: the run may exploit its rewards. Look at the pictures."
     elif len(up) == len(run.held_out):
         text = f"The held-out {listed(up)} rose too: no sign that the trained rewards were exploited."
     elif up:
-        text = f"None fell; {listed(up)} rose beyond doubt."
+        text = f"None fell; {listed(up)} rose clearly."
     else:
         text = "None of them clearly changed."
     if missing:
         text += f" Of {listed(missing)} nothing was measured."
     answer: Answer = "no" if down else "yes" if len(up) == len(run.held_out) else "partly" if up else "unknown"
-    figures = [f"{name} {number(d.mean, signed=True)} ({interval(d)})" for name, d in found.items()]
+    figures = [f"{name} {number(d.mean, signed=True)} ({interval(d)})" for name, d in changes.items()]
     return Verdict(claim, answer, text, figures)
 
 
@@ -116,16 +117,16 @@ def serves_every_reward(run: RunData) -> Verdict:
     the smallest of several cosines is negative on average where all of them are noise around 0."""
     claim = "Does an update serve every reward on prompts it was not made from?"
     values = run.series("heldout/min_cos").values
-    found = mean_interval(values)
-    if found is None:
+    worst = mean_interval(values)
+    if worst is None:
         return _too_few(claim, len(values))
     in_batch = run.series("harmony/min_cos").values
-    figures = [f"held-out worst cosine {number(found.mean, signed=True)} ({interval(found)}), {len(values)} refreshes"]
+    figures = [f"held-out worst cosine {number(worst.mean, signed=True)} ({interval(worst)}), {len(values)} refreshes"]
     if in_batch:
         figures.append(f"in-batch {number(statistics.fmean(in_batch), signed=True)}")
-    if found.low > 0:
+    if worst.low > 0:
         return Verdict(claim, "yes", "On average even the worst-served reward gains from an update.", figures)
-    text = "Cannot be told: noise alone gives a worst cosine below 0. See whose signal is low."
+    text = "Not known: noise alone gives a worst cosine below 0. See whose signal is low."
     return Verdict(claim, "unknown", text, figures)
 
 
@@ -137,50 +138,50 @@ def better_than_weighted_sum(run: RunData) -> Verdict:
         for line in run.lines
         if "heldout/min_cos" in line and "ws_heldout/min_cos" in line
     ]
-    found = mean_interval([ours - theirs for ours, theirs in pairs])
-    if found is None:
+    difference = mean_interval([ours - theirs for ours, theirs in pairs])
+    if difference is None:
         return _too_few(claim, len(pairs))
     means = [number(statistics.fmean(column), signed=True) for column in zip(*pairs, strict=True)]
     figures = [
         f"worst cosine {means[0]}, weighted sum {means[1]}",
-        f"difference {number(found.mean, signed=True)} ({interval(found)}), {len(pairs)} refreshes",
+        f"difference {number(difference.mean, signed=True)} ({interval(difference)}), {len(pairs)} refreshes",
     ]
-    if found.low > 0:
+    if difference.low > 0:
         return Verdict(claim, "yes", "The direction serves the worst-served reward better than their sum.", figures)
-    if found.high < 0:
+    if difference.high < 0:
         return Verdict(claim, "no", "The weighted sum would have served the worst-served reward better.", figures)
-    text = "Cannot be told: the difference is within the noise of these batches."
+    text = "Not known: the difference is within the noise of these batches."
     return Verdict(claim, "unknown", text, figures)
 
 
-def fewer_conflicts(found: StoredDiagnosis) -> Verdict:
+def fewer_conflicts(diagnosis: Diagnosis) -> Verdict:
     """On batches that neither direction was made from. Intervals that touch say nothing."""
     claim = "On fresh batches, does MARBLE work against rewards less often than their weighted sum?"
-    named = [found.direction(name) for name in ("marble", "weighted_sum")]
-    known = [d for d in named if d is not None and {"min_cos", "conflict"} <= set(d.other)]
+    measured = {name: diagnosis.directions.get(name) for name in ("marble", "weighted_sum")}
+    known = {name: of for name, of in measured.items() if of and {"min_cos", "conflict"} <= of.independent.keys()}
     if len(known) < 2:
-        return Verdict(claim, "unknown", "Cannot be told: the diagnosis did not measure both of them.")
-    figures = [
-        f"{d.name}: conflict rate {_spanned(d.other['conflict'])} in another batch"
-        f"{f', {_spanned(own)} in its own' if (own := d.own.get('conflict')) else ''}; "
-        f"worst cosine {number(d.other['min_cos'].mean, signed=True)} ({interval(d.other['min_cos'])})"
-        for d in known
-    ]
-    figures.append(f"{found.batches} batches of {found.images} images")
-    ours, theirs = (d.other["conflict"] for d in known)
-    if ours.high < theirs.low:
-        return Verdict(
-            claim, "yes", "Its direction conflicts with a reward less often, beyond both intervals.", figures
+        return Verdict(claim, "unknown", "Not known: the diagnosis did not measure both of them.")
+    figures = []
+    for name, of in known.items():
+        own = of.in_batch.get("conflict")
+        figures.append(
+            f"{name}: conflict rate {_rate(of.independent['conflict'])} in another batch"
+            f"{f', {_rate(own)} in its own' if own else ''}; worst cosine "
+            f"{number(of.independent['min_cos'].mean, signed=True)} ({interval(of.independent['min_cos'])})"
         )
+    figures.append(f"{diagnosis.batches} batches of {diagnosis.images} images")
+    ours, theirs = (of.independent["conflict"] for of in known.values())
+    if ours.high < theirs.low:
+        text = "Its direction conflicts with a reward less often, beyond both intervals."
+        return Verdict(claim, "yes", text, figures)
     if ours.low > theirs.high:
         return Verdict(claim, "no", "The weighted sum conflicts with a reward less often.", figures)
-    text = "Cannot be told: the intervals of the two conflict rates overlap."
-    return Verdict(claim, "unknown", text, figures)
+    return Verdict(claim, "unknown", "Not known: the intervals of the two conflict rates overlap.", figures)
 
 
-def _spanned(found: Difference) -> str:
-    ends = f" ({number(found.low)} to {number(found.high)})" if found.high > found.low else ""
-    return f"{number(found.mean)}{ends}"
+def _rate(rate: Interval) -> str:
+    ends = f" ({number(rate.low)} to {number(rate.high)})" if rate.high > rate.low else ""
+    return f"{number(rate.mean)}{ends}"
 
 
 def enough_signal(run: RunData) -> Verdict:
@@ -191,7 +192,7 @@ def enough_signal(run: RunData) -> Verdict:
     known = {name: series for name, series in signals.items() if len(series.steps) >= REFRESHES_FOR_SIGNAL}
     if not known:
         refreshes = max((len(series.steps) for series in signals.values()), default=0)
-        text = f"Cannot be told: {counted(refreshes, 'refresh', 'refreshes')}, and the estimate is read after "
+        text = f"Not known: {counted(refreshes, 'refresh', 'refreshes')}, and the estimate is read after "
         return Verdict(claim, "unknown", f"{text}{REFRESHES_FOR_SIGNAL}.")
     weak = [name for name, series in known.items() if series.values[-1] < LEAST_SIGNAL]
     unread = {name: len(signals[name].steps) if name in signals else 0 for name in run.trained if name not in known}
@@ -213,7 +214,7 @@ def _without_signal(run: RunData, weak: list[str], unread: list[str]) -> str:
         )
     if unread:
         sentences.append(
-            f"Of {listed(unread)} it cannot be told: a gradient in both halves of a batch came late or never, and the "
+            f"Of {listed(unread)} it is not known: a gradient in both halves of a batch came late or never, and the "
             f"estimate is read {REFRESHES_FOR_SIGNAL} refreshes after the first."
         )
     return " ".join(sentences)
@@ -226,27 +227,29 @@ def follows_difficulty(run: RunData) -> Verdict:
     series = run.by_reward("alpha_bar")
     evaluation = run.evaluation
     if evaluation is None or not evaluation.differences:
-        return Verdict(claim, "unknown", "Cannot be told without an evaluation: it says how much each reward gained.")
+        return Verdict(claim, "unknown", "Not known without an evaluation: it says how much each reward gained.")
+    spread = score_spread(evaluation)
     gains = {
-        name: evaluation.differences[name].mean / evaluation.spread[name]
+        name: evaluation.differences[name].mean / spread[name]
         for name in series
-        if name in evaluation.differences and evaluation.spread.get(name, 0) > 0
+        if name in evaluation.differences and spread.get(name, 0) > 0
     }
     if len(gains) < 4:
-        return Verdict(claim, "unknown", f"Cannot be told from {counted(len(gains), 'reward')}; it takes four or more.")
+        return Verdict(claim, "unknown", f"Not known from {counted(len(gains), 'reward')}; it takes four or more.")
     shares = {name: round(statistics.fmean(series[name].values), SHARE_DIGITS) for name in gains}
     figures = [f"{name} coefficient {number(shares[name])}, gain {number(gains[name])} spreads" for name in gains]
-    found = rank_correlation(list(shares.values()), list(gains.values()))
-    if found is None:
-        return Verdict(claim, "unknown", "Cannot be told: all coefficients, or all gains, are equal.", figures)
-    chance, word = (found.as_negative, "negative") if found.rho <= 0 else (found.as_positive, "positive")
+    correlation = rank_correlation(list(shares.values()), list(gains.values()))
+    if correlation is None:
+        return Verdict(claim, "unknown", "Not known: all coefficients, or all gains, are equal.", figures)
+    negative = correlation.rho <= 0
+    chance, word = (correlation.as_negative, "negative") if negative else (correlation.as_positive, "positive")
     as_much = f"{100 * chance:.0f} % of random orders are as {word}"
-    figures.append(f"rank correlation {number(found.rho, signed=True)}; {as_much}")
-    if found.as_negative <= RARE:
+    figures.append(f"rank correlation {number(correlation.rho, signed=True)}; {as_much}")
+    if correlation.as_negative <= RARE:
         return Verdict(claim, "yes", "Rewards that gained less had the larger coefficients.", figures)
-    if found.as_positive <= RARE:
+    if correlation.as_positive <= RARE:
         return Verdict(claim, "no", "Rewards that gained more had the larger coefficients.", figures)
-    text = f"Cannot be told: with {counted(len(gains), 'reward')} chance does as much."
+    text = f"Not known: with {counted(len(gains), 'reward')} chance does as much."
     return Verdict(claim, "unknown", text, figures)
 
 
@@ -254,13 +257,13 @@ def nothing_went_wrong(run: RunData) -> Verdict:
     """Alarms and guards that docs/metrics.md calls unhealthy."""
     claim = "Did every guard stay quiet?"
     if not run.lines:
-        return Verdict(claim, "unknown", "Cannot be told: nothing was logged yet.")
+        return Verdict(claim, "unknown", "Not known: nothing was logged yet.")
     trouble = [f"{guard.what}: {guard.seen}" for guard in guards(run) if not guard.quiet]
     if trouble:
-        return Verdict(claim, "no", "Some of them spoke up; docs/metrics.md says what to do.", trouble)
+        return Verdict(claim, "no", "Some of them reported something; docs/metrics.md says what to do.", trouble)
     return Verdict(claim, "yes", "No alarm, no reward that dropped out often, no failed scoring.")
 
 
 def _too_few(claim: str, refreshes: int) -> Verdict:
-    found = counted(refreshes, "refresh", "refreshes")
-    return Verdict(claim, "unknown", f"Cannot be told: {found} measured, where {LEAST_REFRESHES} are needed.")
+    count = counted(refreshes, "refresh", "refreshes")
+    return Verdict(claim, "unknown", f"Not known: {count} measured, where {LEAST_REFRESHES} are needed.")

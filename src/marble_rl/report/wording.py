@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from marble_rl.intervals import Difference
+from marble_rl.intervals import Interval
 
 MINUS = "\N{MINUS SIGN}"
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -26,8 +26,8 @@ def number(value: float, signed: bool = False) -> str:
     return (MINUS if value < 0 else "+" if signed else "") + text
 
 
-def interval(found: Difference) -> str:
-    return f"{number(found.low, signed=True)} to {number(found.high, signed=True)}"
+def interval(ends: Interval) -> str:
+    return f"{number(ends.low, signed=True)} to {number(ends.high, signed=True)}"
 
 
 def duration(seconds: float) -> str:

@@ -8,11 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from marble_rl.compare.jobs import JOBS
+from marble_rl.compare.table import COMPARISON
+from marble_rl.diagnose.record import DIAGNOSIS
 from marble_rl.errors import InputError
 from marble_rl.report.comparison import NothingYet, comparison_page, is_comparison
 from marble_rl.report.page import run_page
-from marble_rl.report.reading import read_run
+from marble_rl.report.run_data import read_run
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.scores import SCORES
 from marble_rl.storage import write_bytes
 
 POLL_SECONDS = 2.0
@@ -28,9 +32,9 @@ def write_report(folder: Path, out: Path | None = None, *, refresh_seconds: int 
 
 
 def watch_report(folder: Path, out: Path | None, on_built: Callable[[Path], None]) -> Path:
-    """Build whenever there is something new, until Ctrl-C; what stays behind no longer reloads itself.
+    """Build whenever there is something new, until Ctrl-C; the page that remains no longer reloads itself.
 
-    A run that dies leaves nothing new behind, so an unfinished one is built again from time to time as well.
+    A run that dies writes nothing any more, so an unfinished one is built again from time to time as well.
     """
     seen: object = None
     due = math.inf
@@ -70,8 +74,8 @@ def _build(folder: Path, out: Path | None, refresh_seconds: int | None) -> tuple
 
 def _state(folder: Path) -> object:
     """Changes whenever a page would."""
-    names = ("metrics.jsonl", "samples", "evaluation/scores.json", "diagnosis/diagnosis.json", "compare.json", "jobs")
-    results = sorted((folder / "jobs").glob("*.json"))
+    names = ("metrics.jsonl", "samples", f"evaluation/{SCORES}", f"diagnosis/{DIAGNOSIS}", COMPARISON, JOBS)
+    results = sorted((folder / JOBS).glob("*.json"))
     modified = {file: _modified(file) for file in (*(folder / name for name in names), *results)}
     return modified, RunFolder(folder).in_use()
 

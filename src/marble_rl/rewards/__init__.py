@@ -1,1 +1,6 @@
-"""Rewards: the protocol, the built-in ones, and how they are called."""
+"""Rewards. Whoever writes one imports from here; see docs/adding_a_reward.md."""
+
+from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Scores, Traits
+from marble_rl.section import FilePath, ModelPath, Section
+
+__all__ = ["FilePath", "Images", "ModelPath", "RewardBase", "RewardBatch", "Scores", "Section", "Traits"]

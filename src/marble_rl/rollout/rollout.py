@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marble_rl.errors import NonFinite
+from marble_rl.distributed.world import DeferredError
+from marble_rl.errors import NonFinite, RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import OLD, LoraPolicy
 from marble_rl.models.pipeline import UNDECODED, NonFinitePixels
@@ -17,7 +18,7 @@ from marble_rl.rollout.solvers import Solver, solve_ode
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Conditioning, Group, Rollout
 
-DIVERGED = "sampling gave latents that are not finite: the weights have diverged. Lower optimizer.lr"
+DIVERGED = "sampling produced latents that are not finite: the weights have diverged. Lower optimizer.lr"
 
 
 def roll_out(
@@ -33,17 +34,18 @@ def roll_out(
     lockstep: bool = False,
     on_group: Callable[[Tensor], None] = lambda images: None,
 ) -> Rollout:
-    """Images of rollout number ``index``. Noise is drawn per (rollout, slot, sample), batches have a fixed shape.
+    """Sample rollout number ``index``. Noise is drawn per (rollout, slot, sample), batches have a fixed shape.
 
-    ``drawn``: all groups of the rollout, where ``groups`` are but this process's share of them. ``on_group`` gets each
-    group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they are there. ``lockstep``:
-    where latents or pixels are not finite, sample the other groups before saying so (distributed.py).
+    ``drawn``: all groups of the rollout, where ``groups`` are only this rank's share. ``on_group`` is called with each
+    group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they are decoded.
+    ``lockstep``: a latent or pixel that is not finite, or an error of ``on_group``, is raised only after all groups
+    were sampled, because the other ranks wait for this one's passes.
     """
     shape = model.latent_shape(config.height, config.width, config.frames)
     sigmas = model.sigmas(config.steps, shape)
     conditioning = prompts.encode([group.prompt.text for group in groups])
     latents, images = [], []
-    failure: NonFinite | None = None
+    failure = DeferredError(RunStopped, lockstep)
     with policy.acting_as(OLD):
         for place, group in enumerate(groups):
             noise = normal_rows(
@@ -56,13 +58,12 @@ def roll_out(
             ]
             latents.append(torch.cat([part.latents for part in parts]))
             images.append(torch.cat([part.images for part in parts]))
-            failure = failure or next((part.failure for part in parts if part.failure), None)
-            if failure is None:
-                on_group(images[-1])
-            elif not lockstep:
-                break
-    if failure is not None:
-        raise failure
+            if failure.held is None:
+                with failure:
+                    for part in parts:
+                        part.raise_failure()
+                    on_group(images[-1])
+    failure.raise_held()
     return Rollout(
         groups, drawn or groups, config.group_size, torch.cat(latents), torch.cat(images), conditioning, sigmas
     )
@@ -71,28 +72,31 @@ def roll_out(
 def sample(
     model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver
 ) -> tuple[Tensor, Tensor]:
-    """Clean latents [B, ...] and uint8 images [B, H, W, 3] or videos of whichever adapter is active."""
+    """Clean latents [B, ...] and uint8 images [B, H, W, 3] or videos, sampled with the active adapter."""
     drawn = draw(model, noise, conditioning, sigmas, solver)
-    if drawn.failure is not None:
-        raise drawn.failure
+    drawn.raise_failure()
     return drawn.latents, drawn.images
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What sampling gave, for callers that must not stop at once where it is useless (distributed.py)."""
+    """The result of sampling, failed or not: in lockstep a rank must not stop at once (`World.lockstep`)."""
 
     latents: Tensor
     """[B, ...]"""
     images: Tensor
     """[B, H, W, 3] uint8, videos [B, F, H, W, 3]"""
     failure: NonFinite | None
-    """Where a latent or a pixel is not finite."""
+    """Set if a latent or a pixel is not finite."""
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
 
 @torch.no_grad()
 def draw(model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver) -> Drawn:
-    """As ``sample``, but what failed is handed back."""
+    """As ``sample``, but a failure is returned, not raised."""
     x0 = solve_ode(lambda x, sigma: model.velocity(x, sigma, conditioning), noise.to(model.device), sigmas, solver)
     failure = None if torch.isfinite(x0).all() else NonFinite(DIVERGED)
     try:

@@ -1,7 +1,7 @@
 """ODE solvers for dx/dsigma = v(x, sigma), from noise (sigma = 1) to the image (sigma = 0).
 
-diffusers' schedulers do the stepping. Its DPM scheduler casts timesteps to integers; here it is given the model's own
-float noise levels instead, and the timestep the network sees comes from the very sigma of the step.
+diffusers' schedulers do the stepping. The DPM scheduler of diffusers casts timesteps to integers. Here it gets the
+model's own float noise levels instead, and the network's timestep is computed from the sigma of the step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 
 @torch.no_grad()
 def solve_ode(velocity: Velocity, noise: Tensor, sigmas: Tensor, solver: Solver) -> Tensor:
-    """Integrate from noise [B, ...] along the levels sigmas [T + 1]: the clean latents [B, ...]."""
+    """Integrate from noise [B, ...] along the noise levels sigmas [T + 1]; returns the clean latents [B, ...]."""
     scheduler = _scheduler(solver, sigmas)
     x = noise
     for sigma, timestep in zip(sigmas[:-1], scheduler.timesteps, strict=True):

@@ -1,9 +1,10 @@
 """Checkpoints that survive a crash at any moment, and exact resumption.
 
-A checkpoint is written into a folder with a temporary name; the manifest, with the digest of every file, comes last;
-then the folder gets its real name in one step. One that had this name is set aside until then, and read where a crash
-left nothing else of its step. A folder whose manifest is missing or does not match is named, skipped, and the one
-before it is used. Nothing random is saved: randomness follows from the step (see seeding.py).
+A checkpoint is written into a folder with a temporary name. The manifest, with the digest of every file, is written
+last. Then the folder is renamed to its final name, `step-N`. An older folder of that name is renamed to
+`.step-N.aside` before that; if a crash comes between the two renames, it is the one that is read. A folder whose
+manifest is missing or does not match is reported and skipped, and the checkpoint before it is used. No state of random
+generators is saved: randomness follows from the step (see seeding.py).
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class Checkpoint:
     """`default/...`, `old/...` and `ema/...`"""
     optimizer: dict[str, Tensor]
     state: dict[str, Any]
-    """Small JSON values: coefficients, signal."""
+    """Small JSON values, such as coefficients and signal."""
     made_by: str | None = None
-    """Version of marble that wrote it, where it says so"""
+    """Version of marble that wrote it, if the manifest names one"""
 
     def adapter(self, name: str) -> dict[str, Tensor]:
         """Tensors of one adapter, by parameter name."""
@@ -50,18 +51,19 @@ class Checkpoint:
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps with a folder under its final name, or set aside, ascending; complete or not."""
+    """Steps with a folder `step-N` or `.step-N.aside`, ascending; complete or not."""
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    found = (re.fullmatch(r"step-(\d+)|\.step-(\d+)\.aside", name) for name in names)
-    return sorted({int(match[1] or match[2]) for match in found if match})
+    matches = (re.fullmatch(r"step-(\d+)|\.step-(\d+)\.aside", name) for name in names)
+    return sorted({int(match[1] or match[2]) for match in matches if match})
 
 
 def _aside(final: Path) -> Path:
+    """Where the older checkpoint of a step is kept while the newer one gets its name."""
     return final.with_name(f".{final.name}.aside")
 
 
-def _found(final: Path) -> Path:
-    """Where a checkpoint is: set aside if a crash came before its successor had the name."""
+def _existing(final: Path) -> Path:
+    """The folder of a checkpoint: under its final name, or aside if a crash came between the two renames."""
     return _aside(final) if _aside(final).exists() and not final.exists() else final
 
 
@@ -88,12 +90,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         for leftover in (*folder.glob(".step-*.partial"), *replaced):
             shutil.rmtree(leftover, ignore_errors=True)
         for step in checkpoint_steps(folder)[:-keep]:
-            shutil.rmtree(_found(folder / f"step-{step}"))
+            shutil.rmtree(_existing(folder / f"step-{step}"))
     return final
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:
-    """Rename; what had the name is kept until the new folder has it for good."""
+    """Rename the new folder; an older one of that name is kept aside until the new name is durable."""
     if final.exists():
         shutil.rmtree(_aside(final), ignore_errors=True)
         final.rename(_aside(final))
@@ -102,7 +104,7 @@ def _put_in_place(temporary: Path, final: Path) -> None:
 
 
 def load_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is complete and undamaged; None where there is none."""
+    """The newest checkpoint that is complete and undamaged, if any. ``warn`` is called for each one skipped."""
     for step in reversed(checkpoint_steps(folder)):
         path = folder / f"step-{step}"
         try:
@@ -114,11 +116,11 @@ def load_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read and verify one checkpoint folder, under its final name."""
-    path = _found(path)
+    path = _existing(path)
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         if manifest["format"] != FORMAT:
-            # No damage: to skip it would be to begin the run anew, over what another version has done.
+            # Not damaged: if it were skipped, the run would start from scratch and overwrite it.
             raise InputError(
                 f"{path}: written in format {manifest['format']!r} {_by(manifest.get('marble'))}; this is marble "
                 f"{__version__}, which reads format {FORMAT}. Use the version that made it"
@@ -138,10 +140,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def version_of(folder: Path) -> str | None:
-    """Which marble wrote the newest of these checkpoints; None where none says so."""
+    """The version of marble that wrote the newest of these checkpoints; None if no manifest names one."""
     for step in reversed(checkpoint_steps(folder)):
         try:
-            return str(json.loads((_found(folder / f"step-{step}") / MANIFEST).read_text())["marble"])
+            return str(json.loads((_existing(folder / f"step-{step}") / MANIFEST).read_text())["marble"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
@@ -149,7 +151,7 @@ def version_of(folder: Path) -> str | None:
 
 @contextmanager
 def restoring(checkpoint: Checkpoint, run: Path) -> Iterator[None]:
-    """State that another version wrote in another form, or not at all, is bad input that is named."""
+    """Turn errors from state of another version, in another form or missing, into an `InputError` that says so."""
     try:
         yield
     except MarbleError:
@@ -158,12 +160,12 @@ def restoring(checkpoint: Checkpoint, run: Path) -> Iterator[None]:
         what = f"has no {error}" if isinstance(error, KeyError) else f"does not fit: {error}"
         raise InputError(
             f"{run}: the state of its checkpoint of step {checkpoint.step}, written {_by(checkpoint.made_by)}, {what}. "
-            f"This is marble {__version__}; use the version that made the run, or train anew"
+            f"This is marble {__version__}; use the version that made the run, or start a new one"
         ) from None
 
 
 def _by(version: str | None) -> str:
-    return "by a marble that left no number" if version is None else f"by marble {version}"
+    return "by an unknown version of marble" if version is None else f"by marble {version}"
 
 
 class DamagedCheckpoint(Exception):

@@ -1,4 +1,4 @@
-"""A run's folder: who may write to it, and whether a run may go on in it.
+"""A run's folder: its files, the lock that keeps other runs out, and the check whether a run may continue in it.
 
 config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  diagnosis/  trackers.json
 """
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from marble_rl import __version__
-from marble_rl.runs.checkpoint import checkpoint_steps, version_of
 from marble_rl.config import RunConfig, dump_config, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
+from marble_rl.runs.checkpoint import checkpoint_steps, version_of
 from marble_rl.storage import storage_errors, write_bytes
 
 IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
-"""Sections that say what a run is about: another value is another run."""
+"""Sections that define a run: with another value it is another run, which `--resume` refuses."""
 FREE = ("evaluation", "logging")
 """Sections that do not touch the weights."""
 FREE_KEYS = ("trainer.steps", "prompts.heldout*", *WITHOUT_EFFECT)
-"""Keys that may change without making it another run."""
+"""Further keys that do not touch the weights of the steps made so far."""
 CHANGEABLE_KEYS = (
     "rewards.*.clip*",
     "rewards.*.schedule*",
@@ -41,10 +41,10 @@ CHANGEABLE_KEYS = (
     "model.gradient_checkpointing",
     "model.decoding",
 )
-"""Keys of what a run is about that may change while it goes on, such as a reward that is to be exploited no longer, or
-what helps a run that ran out of memory."""
+"""Keys of the `IDENTITY` sections that may change on `--resume`: bounds on a reward that was exploited, and settings
+that help against an out-of-memory error."""
 LOCK = ".lock"
-"""Locked while a process trains in the folder; holds the name of its machine."""
+"""File that is locked while a process trains in the folder; holds the name of its machine."""
 
 
 class RunFolder:
@@ -65,7 +65,7 @@ class RunFolder:
         return self.config.is_file()
 
     def load_config(self, overrides: Sequence[str] = ()) -> RunConfig:
-        """The config of an existing run, of this version or of one whose config means something to this one."""
+        """The config of an existing run; refused if it was written by a version whose config this one cannot read."""
         if not self.exists:
             raise InputError(
                 f"{self.path} is not a run folder: it has no config.json. Give the --out of a training run"
@@ -81,14 +81,14 @@ class RunFolder:
             )
             raise InputError(
                 f"{self.path}: its config is not one that this version of marble ({__version__}) reads; {maker}. Use "
-                f"the version that made it, or mend the key in config.json. {error}"
+                f"the version that made it, or fix the key in config.json. {error}"
             ) from None
         return load_config(self.config, overrides)
 
     def check_start(self, config: RunConfig, resume: bool) -> list[str]:
-        """Whether this config may start, or go on, here. Returns remarks on what changed since the run began."""
+        """Refuse a config that may not start or continue here. Returns remarks on what changed since the run began."""
         if not self.exists:
-            # Hidden files alone are what a start leaves that was killed before it wrote its config.
+            # Only hidden files: a run was killed here before it wrote its config.
             if self.path.is_dir() and any(not entry.name.startswith(".") for entry in self.path.iterdir()):
                 raise InputError(f"--out: {self.path} is not empty and not a run; give another folder")
             return [f"no run in {self.path} yet: starting one"] if resume else []
@@ -103,26 +103,25 @@ class RunFolder:
                     f"--resume: {key} was {before!r} in {self.path}, now {after!r}; that is another run. "
                     "Restore the value, or give another --out"
                 )
-        scheduled = config.optimizer.schedule != "constant"  # the learning rate then goes by the last step
+        scheduled = config.optimizer.schedule != "constant"  # the learning rate then depends on the last step
         return [
-            f"{key} was {before!r}, now {after!r}: from here on this is not the run that was begun"
+            f"{key} was {before!r}, now {after!r}: from here on the run differs from the one that was started"
             for key, before, after in changes
             if not _is_free(key) or (key == "trainer.steps" and scheduled)
         ]
 
     @contextmanager
     def opened(self, config: RunConfig, world: World) -> Iterator[None]:
-        """Create the folder, keep other runs out of it, and save the resolved config; the first process does it for
-        all of its run.
+        """Create the folder, lock it and save the resolved config; rank 0 does this for all ranks.
 
-        Bad input that only shows once the model is loaded leaves no trace of a run that never began, and whatever else
-        was there; of one that never went on, the config that it had.
+        If an `InputError` ends the block before a new checkpoint was written, the folder is as before: without the
+        files of a run that never started, or with the earlier config of one that did not continue.
         """
         before = set(self.path.iterdir()) if self.path.is_dir() else None
         config_before = self.config.read_bytes() if self.exists else None
         steps_before = checkpoint_steps(self.checkpoints)
         with ExitStack() as held:
-            with world.agreed():
+            with world.failing_together():
                 if world.first:
                     held.enter_context(self._locked())
                     with storage_errors(f"run folder {self.path}"):
@@ -132,14 +131,14 @@ class RunFolder:
             except InputError:
                 if world.first and checkpoint_steps(self.checkpoints) == steps_before:
                     if config_before is None:
-                        self._remove_but(before)
+                        self._remove_except(before)
                     else:
                         with storage_errors(f"run folder {self.path}"):
                             write_bytes(self.config, config_before)
                 raise
 
-    def _remove_but(self, before: set[Path] | None) -> None:
-        """All that was not there ``before``; None: nor was the folder."""
+    def _remove_except(self, before: set[Path] | None) -> None:
+        """Remove everything that was not there ``before``; None: the folder was not there either."""
         if before is None:
             shutil.rmtree(self.path)
             return
@@ -150,7 +149,7 @@ class RunFolder:
                 entry.unlink()
 
     def _locked(self) -> IO[str]:
-        """A file that is locked for as long as it is open."""
+        """The lock file, locked until it is closed."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(self.path / LOCK, "a+")  # noqa: SIM115  held until the run ends
@@ -166,7 +165,7 @@ class RunFolder:
         return lock
 
     def in_use(self) -> bool | None:
-        """Whether a process trains in it; None where that cannot be told: an older run, or one of another machine."""
+        """Whether a process is training in it; None if unknown: an older run, or one on another machine."""
         try:
             with open(self.path / LOCK) as lock:
                 if lock.read() != socket.gethostname():
@@ -180,7 +179,7 @@ class RunFolder:
 
 
 def _lock(file: IO[str]) -> bool:
-    """Tried for a moment: `in_use` holds it for an instant."""
+    """Lock the file; retried for a moment, because `in_use` locks it for an instant."""
     for pause in (0.05, 0.05, 0.0):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Pictures to look at: grids of images, or of three frames of each video, with their prompts; samples as files."""
+"""Image files: grids of images, or of three frames of each video, with their prompts; comparisons; single samples."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ CAPTION = 12
 SMALL = 10
 LINE = 14
 STILLS = 3
-"""Frames of a video that a picture shows: the first, the middle and the last one."""
+"""How many frames of a video a grid shows: the first, the middle and the last one."""
 FRAMES_PER_SECOND = 16
-"""Wan's."""
+"""That of Wan."""
 ROWS = "marble-rows"
-"""Where a grid's PNG keeps its prompts, and the size of its tiles, for programs that take it apart."""
+"""Text chunk in a grid's PNG with its prompts and the size of its tiles, from which `grid_rows` cuts it up."""
 
 
 def image_grid(rows: Sequence[tuple[str, Tensor]], tile: int = MIN_TILE) -> Image.Image:
     """A grid with one captioned row of images [B, H, W, 3] or videos [B, F, H, W, 3], uint8, per entry.
 
-    Small images are enlarged. `grid_rows` takes it apart again.
+    Small images are enlarged. `grid_rows` cuts it into rows again.
     """
     size = max(tile, max(images.shape[-3] for _, images in rows))
     columns = max(len(images) for _, images in rows)
@@ -51,10 +51,10 @@ def image_grid(rows: Sequence[tuple[str, Tensor]], tile: int = MIN_TILE) -> Imag
 
 
 def grid_rows(grid: Image.Image) -> list[tuple[str, Image.Image]]:
-    """Prompt and pictures of each row of an `image_grid`; empty where it does not tell (older runs)."""
+    """Prompt and pictures of each row of an `image_grid`; empty if the file lacks the text chunk (older runs)."""
     try:
-        told = json.loads(grid.info[ROWS])
-        prompts, size = [str(prompt) for prompt in told["prompts"]], int(told["tile"])
+        rows = json.loads(grid.info[ROWS])
+        prompts, size = [str(prompt) for prompt in rows["prompts"]], int(rows["tile"])
     except (KeyError, TypeError, ValueError):
         return []
     tops = [MARGIN + r * (CAPTION + size + 2 * MARGIN) + CAPTION + MARGIN for r in range(len(prompts))]
@@ -76,7 +76,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Card:
-    """Pictures of one prompt side by side: the first is what the others are compared with."""
+    """Pictures of one prompt side by side; the others are compared with the first."""
 
     prompt: str
     pictures: tuple[Picture, ...]
@@ -133,7 +133,8 @@ def _enlarged(pixels: Tensor, size: int) -> Image.Image:
 def save_sample(pixels: Tensor, path: Path, then: str = RESUME) -> Path:
     """Write an image [H, W, 3] as PNG, or a video [F, H, W, 3] as animated WebP; returns ``path`` with the suffix.
 
-    Where there is such a file it is kept, and the name numbered on. ``then``: what to do where it cannot be written.
+    An existing file is kept, and the new name gets a number. ``then``: what to do if it cannot be written, for the
+    error message.
     """
     if pixels.ndim == 3:
         file = _unused(path.with_name(f"{path.name}.png"))
@@ -159,11 +160,11 @@ def save_small(pixels: Tensor, path: Path, then: str = RESUME) -> None:
 
 
 def save_image(image: Image.Image, path: Path, then: str = RESUME) -> None:
-    """As PNG, with the prompts of a grid."""
-    told = PngInfo()
+    """Write a PNG, with the text chunk of a grid."""
+    chunks = PngInfo()
     if ROWS in image.info:
-        told.add_itxt(ROWS, image.info[ROWS])
-    _write(image, path, then, "PNG", pnginfo=told)
+        chunks.add_itxt(ROWS, image.info[ROWS])
+    _write(image, path, then, "PNG", pnginfo=chunks)
 
 
 def _write(image: Image.Image, path: Path, then: str, kind: str, **options: Any) -> None:
@@ -175,7 +176,7 @@ def _write(image: Image.Image, path: Path, then: str, kind: str, **options: Any)
 
 
 def _fit(text: str, width: int, draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """Shorten a caption to the width of the grid, by bisection: measuring a long prompt takes long."""
+    """Shorten a caption to the width of the grid, by bisection: measuring a long prompt is slow."""
     line = " ".join(text.split())
     if len(line) <= width and draw.textlength(line, font=font) <= width:
         return line

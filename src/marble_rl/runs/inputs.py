@@ -1,4 +1,4 @@
-"""Everything that can be found wrong with a config before a model is loaded."""
+"""The checks of a config that need no model: paths, settings, prompts and rewards."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from marble_rl.config import RunConfig
+from marble_rl.devices import pick_device
 from marble_rl.errors import require_name
 from marble_rl.models import check_model_path, check_model_settings, check_quantization, known_media
-from marble_rl.devices import pick_device
 from marble_rl.models.lora_files import check_initial_lora
 from marble_rl.prompts import PromptSet, load_prompts
 from marble_rl.prompts.meaning import asked_for
@@ -18,17 +18,17 @@ from marble_rl.rewards.core.scoring import Scorer
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a run works with, checked but not loaded."""
+    """Prompts and rewards of a run, checked; the reward models are not loaded yet."""
 
     train: PromptSet
     heldout: PromptSet
     scorer: Scorer
     remarks: tuple[str, ...] = ()
-    """What can work, and is probably not what was meant."""
+    """Warnings about settings that are valid but probably a mistake."""
 
 
 def check_inputs(config: RunConfig) -> RunInputs:
-    """Read prompts and construct rewards; raise InputError on the first thing that cannot work."""
+    """Read prompts and construct rewards; raise InputError for the first problem."""
     check_model_path(config.model.path)
     check_model_settings(config.model.path, config.model.text_length, config.model.guidance, config.rollout.frames)
     check_initial_lora(config.lora)
@@ -51,7 +51,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
 
 
 def _silent(config: RunConfig, train: PromptSet, heldout: PromptSet, scorer: Scorer) -> Iterator[str]:
-    """Held-out rewards that will never say anything."""
+    """Warn of evaluation-only rewards that apply to no prompt they would score."""
     for reward in config.rewards:
         watched = reward.watch is not None
         prompts = train.prompts if watched else heldout.prompts
@@ -63,7 +63,7 @@ def _silent(config: RunConfig, train: PromptSet, heldout: PromptSet, scorer: Sco
 
 
 def _repeated(train: PromptSet, heldout: PromptSet) -> Iterator[str]:
-    """Held-out prompts that ask for what training asks for, in whatever words."""
+    """Warn of held-out prompts that ask for the same as a training prompt, in the same words or in others."""
     if heldout is train:
         return
     trained = {words for prompt in train.prompts for words in asked_for(prompt.text, prompt.metadata)}
@@ -72,14 +72,14 @@ def _repeated(train: PromptSet, heldout: PromptSet) -> Iterator[str]:
         if repeated:
             yield (
                 f"prompts.heldout ({name}): {len(repeated)} of {len(prompts)} prompts ask for what a training prompt "
-                f"asks for, such as {repeated[0].text[:80]!r}; scores on them do not tell what was learnt beyond it"
+                f"asks for, such as {repeated[0].text[:80]!r}; scores on them do not show generalisation"
             )
 
 
 def check_prompts(split: PromptSet, scorer: Scorer) -> None:
-    """Whether the rewards that prompts name are there, and can read what the prompts say."""
+    """Refuse prompts that name unknown rewards, or whose metadata a reward cannot read."""
     for prompt in split.prompts:
         for name in prompt.rewards or ():
             require_name(name, scorer.names, f"prompt {prompt.text!r} of the source {prompt.source!r}: rewards")
         for name in scorer.names:
-            scorer[name].applies_to(prompt)  # which may find fault with the prompt's metadata
+            scorer[name].applies_to(prompt)  # raises on bad metadata

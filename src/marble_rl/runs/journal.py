@@ -1,4 +1,4 @@
-"""Everything that a run tells while it goes on, to each of its listeners: metrics.jsonl, samples/, trackers, people."""
+"""The journal of a run: writes each step's metrics and images to metrics.jsonl, samples/, trackers and the display."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from rich.console import Console
 
 from marble_rl.config import RunConfig
 from marble_rl.config.trackers import TrackerConfig
-from marble_rl.distributed.world import World
 from marble_rl.devices import peak_bytes
-from marble_rl.types import Metrics
-from marble_rl.rewards.core.scoring import Scorer
+from marble_rl.distributed.world import World
 from marble_rl.rewards.core.calls import Counts
+from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.images import image_grid, save_image
 from marble_rl.runs.log import Display, MetricsFile
 from marble_rl.runs.trackers import Trackers
-from marble_rl.types import Rollout
+from marble_rl.types import Metrics, Rollout
 
 GRID_PROMPTS, GRID_IMAGES = 8, 8
 
 
 def tracker_settings(config: RunConfig, world: World) -> list[TrackerConfig]:
-    """One process tells what all of them do."""
+    """The trackers of the config on rank 0, none on the other ranks."""
     return config.logging.trackers if world.first else []
 
 
 class Journal:
-    """Kept by every process, since some of its figures are those of all; written by the first."""
+    """Every rank has one, because some metrics are collectives; rank 0 writes."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class Journal:
         console: Console,
         step: int,
     ) -> None:
-        """``step``: updates done. What was told of later ones is forgotten: they come again."""
+        """``step``: updates done. Lines of later steps, from before a crash, are dropped: those steps come again."""
         self._config = config
         self._folder = folder
         self._world = world
@@ -57,9 +56,9 @@ class Journal:
         self._trackers = Trackers(tracker_settings(config, world), folder.path, config, step, logged, say)
         self.display = Display(console, config.trainer.steps, step, config.trained_rewards, config.logging.print_every)
         self._counts = scorer.counts()
-        """What each reward had done when the last line was written."""
-        self._waited = world.waited
-        """Seconds that other processes had been waited for then."""
+        """What each reward had done when the last line was logged."""
+        self._collective_seconds = world.collective_seconds
+        """Time spent in collectives up to then."""
         self._open = ExitStack()
 
     def __enter__(self) -> Journal:
@@ -73,39 +72,42 @@ class Journal:
         self._open.__exit__(kind, value, trace)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Adds what the step took to what it found, and tells of both."""
+        """Write the metrics of a step to all outputs. Time, memory and reward calls are added to ``metrics`` itself."""
         metrics |= self._scoring()
         metrics |= self._times()
         metrics["memory/peak_mb"] = self._world.largest(peak_bytes(self._device)) / 2**20
-        self._trackers.log(step, metrics)  # first, so that they know of every step that the file tells of
+        self._trackers.log(step, metrics)  # before the file, so that they have every step that it has
         if self._file is not None:
             self._file.append(step, metrics)
         self.display.step_done(step + 1, metrics)
 
     def show(self, rollout: Rollout, step: int) -> None:
-        """Some images of the rollout made before update ``step``, where one of its updates is to have a grid."""
+        """Write a grid of images of the rollout that update ``step`` trains on, if one of the rollout's updates is due
+        for one."""
         every, updates = self._config.logging.images_every, self._config.rollout.updates
         first = step - step % updates
         if every is not None and any(s % every == 0 for s in range(first, first + updates)):
             grid = self._folder.samples / f"step-{first}.png"
-            with self._world.agreed():
+            with self._world.failing_together():
                 draw_grid(rollout, self._world, grid)
             self._trackers.image(first, grid)
 
     def _scoring(self) -> Metrics:
+        """What the rewards of all ranks did since the last line."""
         counts = self._scorer.counts()
         since = {name: now.since(self._counts[name]) for name, now in counts.items()}
         self._counts = counts
         return scoring_metrics(summed_counts(self._world.gather(since)))
 
     def _times(self) -> Metrics:
-        """Of this process, and where there are others, what it waited for them."""
-        waited, self._waited = self._world.waited - self._waited, self._world.waited
-        return self.display.take_times() | ({} if self._world.size == 1 else {"time/waiting": waited})
+        """Times of this rank's stages since the last line; with several ranks, also its time in collectives."""
+        before, self._collective_seconds = self._collective_seconds, self._world.collective_seconds
+        waiting = {} if self._world.size == 1 else {"time/waiting": self._collective_seconds - before}
+        return self.display.take_times() | waiting
 
 
 def scoring_metrics(counts: Mapping[str, Counts]) -> Metrics:
-    """What each reward did since the last line; nothing for rewards that had nothing to do."""
+    """Metrics of what each reward did; none for rewards that were not called."""
     metrics: Metrics = {}
     for name, done in counts.items():
         if done.calls:
@@ -118,7 +120,7 @@ def scoring_metrics(counts: Mapping[str, Counts]) -> Metrics:
 
 
 def summed_counts(parts: Sequence[Mapping[str, Counts]]) -> dict[str, Counts]:
-    """What each reward did in all processes together."""
+    """The sum over ranks of what each reward did."""
     first, *others = parts
     return {
         name: Counts(**{key: value + sum(getattr(o[name], key) for o in others) for key, value in vars(done).items()})
@@ -127,7 +129,7 @@ def summed_counts(parts: Sequence[Mapping[str, Counts]]) -> dict[str, Counts]:
 
 
 def draw_grid(rollout: Rollout, world: World, path: Path) -> None:
-    """Some images of some groups of all processes, each group under its prompt."""
+    """Write a grid with some images of some groups of all ranks, each group under its prompt."""
     chosen = rollout.drawn[:: max(1, len(rollout.drawn) // GRID_PROMPTS)][:GRID_PROMPTS]
     size, slots = rollout.group_size, {group.slot for group in chosen}
     own = {

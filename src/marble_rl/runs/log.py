@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: metrics.jsonl for programs, a progress display for people."""
+"""The log of a run: metrics.jsonl for programs, a progress display for people."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from marble_rl.types import Metrics
 from marble_rl.storage import storage_errors, write_bytes
+from marble_rl.types import Metrics
 
 UNKNOWN = 1 << 62
+"""Step of a line that cannot be read."""
 
 
 class MetricsFile:
-    """metrics.jsonl: one object an optimizer step."""
+    """metrics.jsonl: one object per optimizer step."""
 
     def __init__(self, path: Path, first_step: int) -> None:
-        """Continue the file at ``first_step``: what a killed run logged beyond its checkpoint is dropped."""
+        """Continue the file at ``first_step``: lines that a killed run logged after its checkpoint are dropped."""
         self._path = path
         self.logged = 0
-        """Steps that it told of before that."""
+        """How many steps it held before that."""
         if path.exists():
             lines = path.read_text().splitlines()
             kept = [line for line in lines if _step_of(line) < first_step]
@@ -49,7 +50,7 @@ class MetricsFile:
 
 
 def _step_of(line: str) -> int:
-    """The step a line reports; a line cut short by a crash counts as after everything."""
+    """The step of a line; a line cut short by a crash counts as later than all others."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -92,7 +93,7 @@ class Display:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Show and time one stage of the step."""
+        """Show one stage of the step, and count its time."""
         self.current_stage = name
         self._progress.update(self._task, description=name)
         start = time.perf_counter()
@@ -102,7 +103,7 @@ class Display:
             self.add_time(name, time.perf_counter() - start)
 
     def add_time(self, name: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
+        """Add seconds that the caller measured."""
         key = f"time/{name}"
         self._stage_seconds[key] = self._stage_seconds.get(key, 0.0) + seconds
 
@@ -116,6 +117,7 @@ class Display:
         return times
 
     def step_done(self, done: int, metrics: Metrics) -> None:
+        """Show that ``done`` steps are done, with the mean rewards of the last one."""
         figures = [f"{name} {metrics[f'reward/{name}']:.3f}" for name in self._rewards if f"reward/{name}" in metrics]
         self._progress.update(self._task, completed=done, detail=escape("  ".join(figures)))
         if not self.console.is_terminal and (done % self._print_every == 0 or done == self._total):

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marble_rl.losses.settings import LossConfig
+from marble_rl.losses.base import Loss, Noised
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Conditioning, Rollout
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The samples of one optimizer update that this process trains on, and the noise levels of each."""
+    """The samples of one optimizer update that this rank trains on, and the noise levels of each."""
 
     x0: Tensor
     """[N, C, H, W]"""
@@ -30,11 +30,11 @@ class TrainingBatch:
     halves: Tensor
     """[N] 0 or 1"""
     update_halves: Tensor
-    """[all] the same for the samples of all processes"""
+    """[all] the same for the samples of all ranks"""
     first: int
-    """Which of those is our first sample; ours stand together"""
+    """Position of this rank's first sample among those; its samples are contiguous"""
     sigmas: Tensor
-    """[N, M]: M of the levels sampled with, in an order of each sample's own"""
+    """[N, M]: M of the levels sampled with, shuffled for each sample"""
     seed: int
     step: int
 
@@ -44,16 +44,25 @@ class TrainingBatch:
         sources = (generator(self.seed, "noise", self.step, slot, sample, column) for slot, sample in keys)
         return normal_rows(sources, tuple(self.x0.shape[1:]))
 
+    def noised(self, rows: Tensor, column: int) -> tuple[Noised, Conditioning]:
+        """The given samples [B] at their ``column``-th level, and the conditioning of each."""
+        device = self.x0.device
+        x0, sigma = self.x0[rows.to(device)], self.sigmas[rows, column].to(device)
+        noise = self.noise(rows, column).to(device)
+        weight = sigma.reshape(-1, *[1] * (x0.ndim - 1))
+        sample = Noised(x0, noise, x_t=(1 - weight) * x0 + weight * noise, t=sigma)
+        return sample, self.conditioning.rows(self.groups[rows].to(device))
+
     @property
     def total_rows(self) -> int:
-        """(sample, level) pairs of all processes."""
+        """(sample, level) pairs of all ranks."""
         return len(self.update_halves) * self.sigmas.shape[1]
 
     def pieces(self, size: int) -> Iterator[tuple[int, Tensor, int]]:
-        """The number of a piece, its samples [<= size] and the number of their level: what one forward pass takes.
+        """(number, samples [<= size], level) of each piece: what one forward pass takes.
 
-        Never samples of both halves, so that a half's gradient costs no pass of its own. The samples of all processes
-        are cut and numbered, and each keeps what is its own: a piece has one number, whoever computes it.
+        A piece never mixes the two halves, so that a half's gradient costs no extra pass. All ranks cut and number the
+        samples of all ranks, and each keeps its own: a piece has the same number on every rank.
         """
         number = 0
         for half in (0, 1):
@@ -66,7 +75,7 @@ class TrainingBatch:
                     number += 1
 
 
-def training_batch(rollout: Rollout, update: int, config: LossConfig, *, seed: int, step: int) -> TrainingBatch:
+def training_batch(rollout: Rollout, update: int, loss: Loss, *, seed: int, step: int) -> TrainingBatch:
     """The rollout's samples for its ``update``-th optimizer update."""
     here = rollout.update_rows(update)
     rows = torch.tensor(here)
@@ -74,9 +83,8 @@ def training_batch(rollout: Rollout, update: int, config: LossConfig, *, seed: i
     slots = torch.tensor(table_rows) // rollout.group_size
     samples = rows % rollout.group_size
     half_of_slot = torch.tensor([group.half for group in rollout.drawn])
-    levels = rollout.sigmas[:-1]
-    levels = levels[: max(1, int(config.timestep_fraction * len(levels)))]
-    wanted = min(config.timesteps_per_sample or len(levels), len(levels))
+    levels = loss.levels(rollout.sigmas)
+    wanted = min(loss.settings.timesteps_per_sample or len(levels), len(levels))
     orders = [
         torch.randperm(len(levels), generator=generator(seed, "timesteps", step, slot, sample))[:wanted]
         for slot, sample in zip(slots.tolist(), samples.tolist(), strict=True)

@@ -1,13 +1,12 @@
-"""Stages 1 to 4 for one rollout: what was drawn, what each reward thinks of it, and each sample's advantages.
+"""Stages 1 to 4 for one rollout: draw prompts, sample images, score them, turn scores into advantages.
 
-Every process of a run draws the same groups, samples and scores its share of them, and gets the scores of all:
-advantages may need the whole rollout.
+Every rank draws the same groups, samples and scores its share of them, and gathers the scores of all ranks: advantages
+may need the whole rollout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from marble_rl.advantages import Scored, group_advantages
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
-from marble_rl.errors import RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import LoraPolicy
 from marble_rl.rollout.rollout import roll_out
@@ -28,15 +26,16 @@ from marble_rl.types import Group, Metrics, RewardTable, Rollout
 
 @dataclass(frozen=True)
 class Experience:
-    """A scored rollout; serves all optimizer updates made from it. N counts the samples of all processes."""
+    """A scored rollout. All optimizer updates of the rollout train on it. N counts the samples of all ranks."""
 
     rollout: Rollout
-    """This process's share."""
+    """This rank's share."""
     scored: Scored
+    """Scores clipped to the bounds that training distinguishes, and their advantages."""
     table: RewardTable
-    """Scores as the rewards gave them; ``scored`` holds them within the bounds that training tells apart"""
+    """Scores as the rewards gave them, for the log"""
     clamped: Tensor
-    """[N] advantages of each sample that the clamp changed"""
+    """[N] number of a sample's advantages that the clamp changed"""
     watched: Metrics
     """Mean of each watched reward"""
 
@@ -73,20 +72,20 @@ class ExperienceSource:
         c = self._config
         drawn = self._inputs.train.draw(c.trainer.seed, index, c.rollout.groups, c.rollout.updates)
         rollout, own = self._sample_and_score(index, step, drawn, display)
-        everything = gather_table(self._world, own, drawn, c.rollout.group_size)
-        scores = everything.columns(self._trained)
+        all_scores = gather_table(self._world, own, drawn, c.rollout.group_size)
+        scores = all_scores.columns(self._trained)
         table = self._inputs.scorer.clipped(scores)
         group_ids = torch.tensor([group.prompt.index for group in drawn]).repeat_interleave(c.rollout.group_size)
         raw = group_advantages(table.values, group_ids, table.applicable, c.advantages.std)
         clip = c.loss.adv_clip
         scored = Scored(table, group_ids, raw.clamp(-clip, clip), c.advantages.std, clip)
-        watched = reward_metrics(everything.columns(self._watched), "watch")
+        watched = reward_metrics(all_scores.columns(self._watched), "watch")
         return Experience(rollout, scored, scores, (raw.abs() > clip).sum(dim=1), watched)
 
     def _sample_and_score(
         self, index: int, step: int, drawn: tuple[Group, ...], display: Display
     ) -> tuple[Rollout, RewardTable]:
-        """Images of this process's groups, scored while the next ones are sampled."""
+        """Images of this rank's groups, scored in the background while the next ones are sampled."""
         c, scorer = self._config, self._inputs.scorer
         groups = share_of_groups(self._world, drawn)
         prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
@@ -98,9 +97,7 @@ class ExperienceSource:
             def on_group(images: Tensor) -> None:
                 nonlocal done
                 done += 1
-                # In lockstep a reward's failure waits for `finish`: nobody may leave the rollout alone.
-                with suppress(RunStopped) if self._world.lockstep else nullcontext():
-                    scoring.add(images)
+                scoring.add(images)
                 display.within(step, 0.5 * done / len(groups))
 
             with display.stage("rollout"):
@@ -123,7 +120,7 @@ class ExperienceSource:
 
 
 def share_of_groups(world: World, groups: Sequence[Group], rank: int | None = None) -> tuple[Group, ...]:
-    """The groups of a rollout that fall to a process, by default this one: its share of every update's."""
+    """The groups of a rollout that a rank samples, by default this one: its share of every update's groups."""
     own: list[Group] = []
     for update in sorted({group.update for group in groups}):
         together = [group for group in groups if group.update == update]
@@ -132,7 +129,7 @@ def share_of_groups(world: World, groups: Sequence[Group], rank: int | None = No
 
 
 def gather_table(world: World, own: RewardTable, groups: Sequence[Group], group_size: int) -> RewardTable:
-    """From the scores of each process's share of the groups, those of all, in slot order."""
+    """Gather the scores of every rank's groups, in slot order."""
     values = torch.zeros(len(groups) * group_size, len(own.names), dtype=own.values.dtype)
     applicable = torch.zeros(values.shape, dtype=torch.bool)
     for rank, part in enumerate(world.gather(own)):

@@ -1,8 +1,8 @@
-"""How well one direction serves every reward: cosines in-batch and on held-out halves, and each reward's signal.
+"""How well one direction serves every reward: cosines in-batch and on the other half, and each reward's signal.
 
 In-batch cosines measure a direction against the very gradients it was made from, so a reward's noise counts as
-agreement with itself. The held-out figures make the direction from one half of the prompt groups and measure it
-against the gradients of the other half (docs/method.md, section 6).
+agreement with itself. The other-half figures (`heldout/...` in the log) make the direction from one half of the prompt
+groups and measure it against the gradients of the other half (docs/method.md, section 6).
 
 Everything comes from products of gradients; no parameter is touched.
 """
@@ -16,11 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SIGNAL_DECAY = 0.9
+"""Smoothing of the signal over refreshes"""
+
 
 @dataclass(frozen=True)
 class Harmony:
-    """Cosines of one direction with the gradients of the rewards that have one; averaged over both halves where
-    it is the held-out figure."""
+    """Cosines of one direction with the gradients of the rewards that have one. Other-half figures are averaged over
+    both ways round."""
 
     min_cos: float
     mean_cos: float
@@ -55,7 +58,7 @@ def heldout_harmony(
     """Of the direction that ``rule`` (Gram [J, J] -> weights [J]) makes from one half, with the other half's
     gradients; the mean of both ways round.
 
-    ``made_from`` [2, 2, J, J]: what the rule sees, where those are other products than the cosines are told in."""
+    ``made_from`` [2, 2, J, J]: the products that the rule sees, where cosines are measured in others (a metric)."""
     seen = half_gram if made_from is None else made_from
     ways = []
     for made, measured in ((0, 1), (1, 0)):
@@ -73,32 +76,42 @@ def heldout_harmony(
     return Harmony(*(sum(getattr(way, name) for way in both) / len(both) for name in Harmony.__annotations__))
 
 
-class SignalTracker:
-    """signal_k = M_kk / G_kk, each smoothed over steps: the share of a reward's squared gradient that is not noise.
+@dataclass(frozen=True)
+class Signal:
+    """signal_k = M_kk / G_kk, each smoothed over refreshes: the share of a reward's squared gradient that is not noise.
 
     Near 1: the reward can be learnt at this batch size. Near 0: its gradient is noise.
     """
 
-    def __init__(self, rewards: int, decay: float = 0.9) -> None:
-        self.decay = decay
-        self._unbiased = torch.zeros(rewards, dtype=torch.float64)
-        self._raw = torch.zeros(rewards, dtype=torch.float64)
+    unbiased: Tensor
+    """[K] float64: running mean of M_kk"""
+    raw: Tensor
+    """[K] float64: running mean of G_kk"""
 
-    def update(self, gram: Tensor, half_gram: Tensor) -> Tensor:
-        """Take in one batch's products [K, K] and [2, 2, K, K]; returns the smoothed signal [K].
+    @classmethod
+    def unknown(cls, rewards: int) -> Signal:
+        """Before the first refresh."""
+        return cls(torch.zeros(rewards, dtype=torch.float64), torch.zeros(rewards, dtype=torch.float64))
 
-        A reward that has a gradient in one half only tells nothing in this batch. NaN where nothing was told yet.
-        """
-        raw = gram.diagonal().to(self._raw)
-        unbiased = half_gram[0, 1].diagonal().to(self._unbiased)
+    @property
+    def share(self) -> Tensor:
+        """[K]; NaN for rewards that no refresh has said anything about."""
+        return self.unbiased / self.raw
+
+    def after(self, gram: Tensor, half_gram: Tensor, decay: float = SIGNAL_DECAY) -> Signal:
+        """With one more batch's products [K, K] and [2, 2, K, K]. A reward that has a gradient in one half only says
+        nothing in this batch."""
+        raw = gram.diagonal().to(self.raw)
+        unbiased = half_gram[0, 1].diagonal().to(self.unbiased)
         seen = (half_gram[0, 0].diagonal() > 0) & (half_gram[1, 1].diagonal() > 0) & (raw > 0)
-        for total, value in ((self._unbiased, unbiased), (self._raw, raw)):
-            total[seen] = self.decay * total[seen] + (1 - self.decay) * value[seen]
-        return self._unbiased / self._raw
+        return Signal(
+            torch.where(seen, decay * self.unbiased + (1 - decay) * unbiased, self.unbiased),
+            torch.where(seen, decay * self.raw + (1 - decay) * raw, self.raw),
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"unbiased": self._unbiased.tolist(), "raw": self._raw.tolist()}
+        return {"unbiased": self.unbiased.tolist(), "raw": self.raw.tolist()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._unbiased = torch.tensor(state["unbiased"], dtype=torch.float64)
-        self._raw = torch.tensor(state["raw"], dtype=torch.float64)
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Signal:
+        return cls(*(torch.tensor(state[key], dtype=torch.float64) for key in ("unbiased", "raw")))

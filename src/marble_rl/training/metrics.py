@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from marble_rl.balancing.harmonizer import Coefficients
+from marble_rl.balancing.base import Weighing
 from marble_rl.gradients.accumulate import RewardGradients
-from marble_rl.training.harmony import Harmony, SignalTracker, heldout_harmony, in_batch_harmony
+from marble_rl.training.harmony import Harmony, Signal, heldout_harmony, in_batch_harmony
 from marble_rl.types import Metrics, RewardTable
 
 
@@ -35,8 +35,8 @@ def by_name(prefix: str, names: Sequence[str], values: Tensor) -> Metrics:
 def refresh_metrics(
     names: Sequence[str],
     gradients: RewardGradients,
-    found: Coefficients,
-    signal: SignalTracker,
+    weighing: Weighing,
+    signal: Signal,
     rule: Callable[[Tensor], Tensor],
 ) -> Metrics:
     """What a refresh shows. Column K of the gradients is the weighted-sum probe. ``rule`` gives our weights [K] for
@@ -45,19 +45,11 @@ def refresh_metrics(
     Directions are made from the products in the optimizer's metric where there are any, and measured in the plain ones
     and in those."""
     k = len(names)
-    gram = gradients.gram.cpu()
     metrics = {
-        **by_name("alpha", names, found.alpha),
+        **weighing.figures,
         **by_name("grad_norm", names, gradients.norms[:k]),
-        **{f"guard/no_signal/{name}": float(not on) for name, on in zip(names, found.active.tolist(), strict=True)},
-        "qp/norm": found.norm,
-        "qp/kkt_residual": found.kkt_residual,
-        "qp/stationary": float(found.stationary),
-        "qp/fallback": float(found.fallback),
+        **(by_name("signal", names, signal.share) if gradients.half_gram is not None else {}),
     }
-    if gradients.half_gram is not None:
-        halves = gradients.half_gram[:, :, :k, :k].cpu()
-        metrics |= by_name("signal", names, signal.update(gram[:k, :k], halves))
 
     def ours(g: Tensor) -> Tensor:
         return torch.cat([rule(g[:k, :k]), torch.zeros(1)])
@@ -69,11 +61,11 @@ def refresh_metrics(
     measured = {"": gradients.products} | ({"metric_": gradients.in_metric} if gradients.in_metric else {})
     for prefix, weights in (("", ours), ("ws_", weighted_sum)):
         for metric, products in measured.items():
-            found_here = in_batch_harmony(products.gram.cpu(), weights(made.gram.cpu()), k)
-            metrics |= _harmony(f"{prefix}{metric}harmony", found_here)
+            in_batch = in_batch_harmony(products.gram.cpu(), weights(made.gram.cpu()), k)
+            metrics |= _harmony(f"{prefix}{metric}harmony", in_batch)
             if products.half_gram is not None and made.half_gram is not None:
-                found_there = heldout_harmony(products.half_gram.cpu(), weights, k, made.half_gram.cpu())
-                metrics |= _harmony(f"{prefix}{metric}heldout", found_there)
+                other_half = heldout_harmony(products.half_gram.cpu(), weights, k, made.half_gram.cpu())
+                metrics |= _harmony(f"{prefix}{metric}heldout", other_half)
     return metrics
 
 

@@ -1,7 +1,7 @@
 """Stages 5 and 6 for one optimizer update: predictions, losses and gradients, micro-batch by micro-batch.
 
 A row is one (sample, timestep). Its noise is drawn by name, so the sum over rows is the same however they are cut into
-micro-batches, and whichever process takes them.
+micro-batches, and whichever rank takes them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,14 +16,13 @@ from torch import Tensor
 from marble_rl.distributed.world import World
 from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGradients
 from marble_rl.gradients.metric import Metric
-from marble_rl.losses.nft import AffineLoss, nft_loss, reference_divergence
-from marble_rl.losses.settings import LossConfig
+from marble_rl.losses.base import AffineLoss, Loss, reference_divergence
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
 from marble_rl.seeding import generator
 from marble_rl.training.batch import TrainingBatch
-from marble_rl.training.precision import unscaled
+from marble_rl.training.loss_scale import LossScale, unscaled
 
 
 @dataclass(frozen=True)
@@ -49,120 +47,155 @@ class PolicyGradients:
         return self.losses_are_finite and all(bool(torch.isfinite(part).all()) for part in parts)
 
 
-def policy_gradients(
-    model: DiffusionModel,
-    policy: LoraPolicy,
-    batch: TrainingBatch,
-    columns: Tensor,
-    config: LossConfig,
-    *,
-    per_column: bool,
-    micro_batch: int | MicroBatch,
-    method: Method = "fused",
-    verify: bool = False,
-    scale: float = 1.0,
-    metric: Metric | None = None,
-    on_rows: Callable[[int], None] = lambda rows: None,
-    world: World | None = None,
-) -> PolicyGradients:
-    """Gradients for the advantage columns [N, J], clamped: means over the samples of all processes of ``world``.
+@dataclass(frozen=True)
+class _Request:
+    """The gradients of one update that are asked for."""
 
-    ``per_column``: one gradient for each column, base and KL in ``shared``. Otherwise all in ``shared`` by a single
-    backward pass (then J must be 1).
+    batch: TrainingBatch
+    columns: Tensor
+    """[N, J] clamped advantages"""
+    per_column: bool
+    """One gradient for each column, base and KL in ``shared``; otherwise all in ``shared`` by a single backward pass"""
+    on_policy: bool
+    method: Method = "fused"
+    verify: bool = False
+    metric: Metric | None = None
+    on_rows: Callable[[int], None] = lambda rows: None
 
-    Left out where it cannot change the result: the old policy's forward pass while it is the trained one (then
-    grad base = 0), and the reference's where KL has no weight. With ``regularize_every`` = m, KL, and where it costs
-    a backward pass of its own also base, are taken on one in m pieces, m-fold: the same on average.
 
-    ``micro_batch``: samples a pass, or what finds their number. What it computes again where memory runs out is this
-    process's own part; the processes meet after it, so that nobody exchanges anything twice.
+class GradientStage:
+    """Computes the gradients of an update: means over the samples of all ranks.
 
-    ``scale`` multiplies gradients on their way through the network, for float16 (precision.py); those returned are
-    without it. ``metric``: take the products of the columns in it as well.
+    Forward passes that cannot change the result are left out: the old policy's where the loss does not need it, and the
+    reference's where KL has no weight. With ``regularize_every`` = m, KL, and where it costs a backward pass of its own
+    also base, are taken on one in m pieces, m-fold: the same on average.
+
+    Where a pass overflows float16 or runs out of memory, the same gradients are computed again, on a smaller loss scale
+    or with a smaller micro-batch: the failed attempt changed nothing. Ranks meet after that, in one all-reduce.
     """
-    assert per_column or columns.shape[1] == 1, "a single backward pass takes a single advantage"
-    world = world or World()
-    on_policy = policy.equal(OLD, TRAINED)
-    every = config.regularize_every
-    turn = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
 
-    def add(
-        accumulator: GradientAccumulator, loss: AffineLoss, kl: Tensor | None, rows: Tensor, regularize: bool
+    def __init__(
+        self,
+        model: DiffusionModel,
+        policy: LoraPolicy,
+        loss: Loss,
+        micro_batch: MicroBatch | int,
+        scale: LossScale | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.model = model
+        self.policy = policy
+        self.loss = loss
+        self.micro_batch = MicroBatch(micro_batch) if isinstance(micro_batch, int) else micro_batch
+        self.scale = scale or LossScale(model.dtype)
+        self.world = world or World()
+
+    def combined(
+        self, batch: TrainingBatch, advantage: Tensor, on_rows: Callable[[int], None] = lambda rows: None
+    ) -> PolicyGradients:
+        """The gradient of an ordinary step, for one advantage per sample [N]: all of it in ``shared``."""
+        return self._compute(_Request(batch, advantage[:, None], False, self._on_policy, on_rows=on_rows))
+
+    def per_reward(
+        self,
+        batch: TrainingBatch,
+        columns: Tensor,
+        *,
+        method: Method = "fused",
+        verify: bool = False,
+        metric: Metric | None = None,
+        on_rows: Callable[[int], None] = lambda rows: None,
+    ) -> PolicyGradients:
+        """One gradient for each column of advantages [N, J], and what they share.
+
+        ``verify``: check a fused gradient against a pass of its own. ``metric``: take products in it as well."""
+        return self._compute(_Request(batch, columns, True, self._on_policy, method, verify, metric, on_rows))
+
+    @property
+    def _on_policy(self) -> bool:
+        return self.policy.equal(OLD, TRAINED)
+
+    def _compute(self, request: _Request) -> PolicyGradients:
+        result = self.scale.applied(lambda scale: self._at_scale(request, scale))
+        self.micro_batch.agree(self.world)
+        return result
+
+    def _at_scale(self, request: _Request, scale: float) -> PolicyGradients:
+        accumulator, own = self.micro_batch.applied(lambda size: self._accumulate(request, scale, size))
+        totals = accumulator.sum_over(self.world, own)
+        means = totals / request.batch.total_rows
+        metric = request.metric and request.metric.of_scaled(scale)
+        gradients = unscaled(accumulator.finish(metric), scale)
+        return PolicyGradients(gradients, base=float(means[0]), kl=float(means[1]), slopes=means[2:])
+
+    def _accumulate(self, request: _Request, scale: float, size: int) -> tuple[GradientAccumulator, Tensor]:
+        """This rank's samples, ``size`` a pass: gradients, and [2 + J] sums of base, KL and A_j * slope."""
+        batch, columns = request.batch, request.columns.shape[1]
+        accumulator = GradientAccumulator(
+            columns if request.per_column else 0,
+            self.policy.parameters,
+            request.method,
+            request.verify,
+            self.world.lockstep,
+            self.model.dtype,
+        )
+        every = self.loss.settings.regularize_every
+        turn = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
+        totals = torch.zeros(2 + columns, dtype=torch.float64)
+        for piece, rows, level in batch.pieces(size):
+            regularize = piece % every == turn
+            # No name here may hold the losses: the next piece's forward pass would find their graph still in memory.
+            totals += self._differentiate(
+                request, accumulator, *self._losses(request, rows, level, regularize, scale), rows, regularize
+            )
+            request.on_rows(len(rows))
+        return accumulator, totals
+
+    def _losses(
+        self, request: _Request, rows: Tensor, level: int, regularize: bool, scale: float
+    ) -> tuple[AffineLoss, Tensor | None]:
+        """The loss of the samples ``rows`` at their ``level``-th noise level, and where it is due their KL [B]."""
+        sample, conditioning = request.batch.noised(rows, level)
+
+        # The trained policy comes last: selecting another adapter after its forward pass loses gradients.
+        v_ref = v_old = None
+        if regularize and self.loss.settings.kl_weight > 0:
+            with self.policy.acting_as("base"):
+                v_ref = self.model.velocity(sample.x_t, sample.t, conditioning)
+        if self.loss.needs_old(request.on_policy):
+            with self.policy.acting_as(OLD):
+                v_old = self.model.velocity(sample.x_t, sample.t, conditioning)
+        v_theta = self.model.velocity(sample.x_t, sample.t, conditioning)
+        if scale != 1.0:
+            v_theta.register_hook(lambda gradient: gradient * scale)
+        loss = self.loss.terms(v_theta, v_old, sample)
+        return loss, None if v_ref is None else reference_divergence(v_theta, v_ref)
+
+    def _differentiate(
+        self,
+        request: _Request,
+        accumulator: GradientAccumulator,
+        loss: AffineLoss,
+        kl: Tensor | None,
+        rows: Tensor,
+        regularize: bool,
     ) -> Tensor:
-        """Differentiate a piece; [2 + J] sums of base, KL and A_j * slope over its rows."""
-        advantages = columns[rows].to(batch.x0.device, torch.float32)
+        """Add the gradients of a piece; [2 + J] sums of base, KL and A_j * slope over its rows."""
+        batch, settings = request.batch, self.loss.settings
+        advantages = request.columns[rows].to(batch.x0.device, torch.float32)
+        every = settings.regularize_every
         kl = None if kl is None else every * kl
-        if per_column:
-            base = every * loss.base if regularize and not on_policy else None
-            accumulator.add(loss.slope, _sum(base, kl, config.kl_weight), advantages, batch.halves[rows])
+        if request.per_column:
+            moves = regularize and self.loss.base_has_gradient(request.on_policy)
+            base = every * loss.base if moves else None
+            accumulator.add(loss.slope, _sum(base, kl, settings.kl_weight), advantages, batch.halves[rows])
         else:
-            loss_here = loss.base + advantages[:, 0] * loss.slope
-            accumulator.add(None, _sum(loss_here, kl, config.kl_weight), None)
+            whole = loss.base + advantages[:, 0] * loss.slope
+            accumulator.add(None, _sum(whole, kl, settings.kl_weight), None)
         parts = torch.cat([loss.base[:, None], advantages * loss.slope[:, None]], dim=1).detach().sum(0)
         sums = parts.to("cpu", torch.float64)
         kl_sum = sums.new_zeros(1) if kl is None else kl.detach().sum()[None].to(sums)
         return torch.cat([sums[:1], kl_sum, sums[1:]])
-
-    losses = partial(_losses, model, policy, batch, config=config, on_policy=on_policy, scale=scale)
-
-    def accumulate(size: int) -> tuple[GradientAccumulator, Tensor]:
-        """This process's samples, ``size`` a pass: gradients, and the sums of ``add``."""
-        accumulator = GradientAccumulator(
-            columns.shape[1] if per_column else 0, policy.parameters, method, verify, world.lockstep, model.dtype
-        )
-        totals = torch.zeros(2 + columns.shape[1], dtype=torch.float64)
-        for piece, rows, level in batch.pieces(size):
-            regularize = piece % every == turn
-            # No name here may hold the losses: the next piece's forward pass would find their graph still in memory.
-            totals += add(accumulator, *losses(rows, level, regularize), rows, regularize)
-            on_rows(len(rows))
-        return accumulator, totals
-
-    if isinstance(micro_batch, MicroBatch):
-        accumulator, own = micro_batch.applied(accumulate)
-    else:
-        accumulator, own = accumulate(micro_batch)
-    totals = accumulator.sum_over(world, own)
-    means = totals / batch.total_rows
-    gradients = unscaled(accumulator.finish(metric and metric.of_scaled(scale)), scale)
-    return PolicyGradients(gradients, base=float(means[0]), kl=float(means[1]), slopes=means[2:])
-
-
-def _losses(
-    model: DiffusionModel,
-    policy: LoraPolicy,
-    batch: TrainingBatch,
-    rows: Tensor,
-    level: int,
-    regularize: bool,
-    *,
-    config: LossConfig,
-    on_policy: bool,
-    scale: float,
-) -> tuple[AffineLoss, Tensor | None]:
-    """NFT's loss of the samples ``rows`` at their ``level``-th noise level, and where it is due their KL [B]."""
-    device = batch.x0.device
-    conditioning = batch.conditioning.rows(batch.groups[rows].to(device))
-    x0 = batch.x0[rows.to(device)]
-    sigma = batch.sigmas[rows, level].to(device)
-    weight = sigma.reshape(-1, *[1] * (x0.ndim - 1))
-    x_t = (1 - weight) * x0 + weight * batch.noise(rows, level).to(device)
-
-    # The trained policy comes last: selecting another adapter after its forward pass loses gradients.
-    v_ref = v_old = None
-    if regularize and config.kl_weight > 0:
-        with policy.acting_as("base"):
-            v_ref = model.velocity(x_t, sigma, conditioning)
-    if not on_policy:
-        with policy.acting_as(OLD):
-            v_old = model.velocity(x_t, sigma, conditioning)
-    v_theta = model.velocity(x_t, sigma, conditioning)
-    if scale != 1.0:
-        v_theta.register_hook(lambda gradient: gradient * scale)
-    if v_old is None:
-        v_old = v_theta.detach()
-    loss = nft_loss(v_theta, v_old, x0, x_t, sigma, beta=config.beta, adv_clip=config.adv_clip)
-    return loss, None if v_ref is None else reference_divergence(v_theta, v_ref)
 
 
 def _sum(loss: Tensor | None, kl: Tensor | None, kl_weight: float) -> Tensor | None:

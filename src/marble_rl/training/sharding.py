@@ -1,10 +1,10 @@
-"""The frozen base model in pieces: each process keeps its share, and a layer is whole only while it is used (FSDP2).
+"""FSDP2 for the frozen base model: each rank keeps a shard, and a layer is gathered only while it is used.
 
 Adapters are attached afterwards, so they are not sharded: they are small, flat (models/lora.py), and their gradients
 are exchanged once a step, not once a layer.
 
-While a layer is put together all processes take part. They must therefore make the same forward and backward passes in
-the same order: `World.lockstep`.
+Gathering a layer is a collective. All ranks must therefore make the same forward and backward passes in the same
+order: `World.lockstep`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from marble_rl.models.precision import memory_settings
 
 
 def check_sharding(config: RunConfig, world: World) -> None:
-    """Whether every process will make the same passes."""
+    """Raise InputError where ranks would make different passes."""
     if not config.trainer.shard_base:
         return
     if world.size == 1:
-        raise InputError("trainer.shard_base: true, but there is one process, so nothing to share; start several")
+        raise InputError(
+            "trainer.shard_base: true, but there is one rank, so nothing to shard; start several with torchrun"
+        )
     if config.model.quantize is not None:
         raise InputError(
-            f"trainer.shard_base: model.quantize: {config.model.quantize} cannot be shared out; leave out one of them"
+            f"trainer.shard_base: model.quantize: {config.model.quantize} cannot be sharded; remove one of the two"
         )
     rollout, micro_batch = config.rollout, config.trainer.micro_batch
     each = rollout.groups // rollout.updates
     if each % world.size:
         raise InputError(
             f"trainer.shard_base: needs equal shares, but rollout.groups: {rollout.groups} in rollout.updates: "
-            f"{rollout.updates} are {each} groups an update for {world.size} processes; use a multiple of {world.size}"
+            f"{rollout.updates} are {each} groups an update for {world.size} ranks; use a multiple of {world.size}"
         )
     if micro_batch == "auto":
         raise InputError("trainer.shard_base: needs equal micro-batches; set trainer.micro_batch to a number")
@@ -49,12 +51,12 @@ def check_sharding(config: RunConfig, world: World) -> None:
     if config.loss.regularize_every > 1:
         raise InputError(
             f"trainer.shard_base: loss.regularize_every: {config.loss.regularize_every} leaves out passes, not the "
-            "same ones in every process; set it to 1"
+            "same ones on every rank; set it to 1"
         )
 
 
 def load_base(config: RunConfig, device: torch.device, world: World) -> DiffusionModel:
-    """The model to train, on this process's device, whole or as its share."""
+    """The model to train on this rank's device, whole or sharded."""
     c, memory = config.model, memory_settings(config.model, device)
     world.lockstep = config.trainer.shard_base
     if not world.lockstep:
@@ -65,8 +67,8 @@ def load_base(config: RunConfig, device: torch.device, world: World) -> Diffusio
 
 
 def shard_base(model: DiffusionModel, device: torch.device) -> None:
-    """Spread the transformer of a model in the CPU's memory over all processes' devices, a block at a time: it is
-    never whole on one of them."""
+    """Shard the transformer of a model in CPU memory over the devices of all ranks, block by block: no device ever
+    holds all of it."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -80,7 +82,7 @@ def shard_base(model: DiffusionModel, device: torch.device) -> None:
 
 
 def kept_here(transformer: nn.Module) -> tuple[int, int]:
-    """Numbers of the base model's parameters in this process, and in all."""
+    """Number of the base model's parameters on this rank, and on all."""
     parameters = [p for name, p in transformer.named_parameters() if "lora_" not in name]
     own = sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in parameters)
     return own, sum(p.numel() for p in parameters)

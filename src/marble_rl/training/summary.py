@@ -1,4 +1,4 @@
-"""How a run went, in two small tables: the harmony of its updates beside the weighted sum's, and the signals."""
+"""The end of `marble train`: two small tables, of the harmony of its updates and of each reward's signal."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ log, checkpoint                                 journal.py, checkpoint.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from rich.console import Console
 from marble_rl.config import RunConfig
 from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.distributed.world import World, check_same_rewards, check_same_weights, check_world, join
-from marble_rl.errors import LostProcess, MarbleError, NonFiniteGradient, RewardExploited, RunStopped, StorageFailed
+from marble_rl.errors import MarbleError, NonFiniteGradient, RankLost, RewardExploited, RunStopped, StorageFailed
 from marble_rl.evaluation.evaluate import evaluate
 from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models.base import DiffusionModel, PromptCache
@@ -46,13 +44,13 @@ class RunResult:
     lora: Path
     """Folder that plain diffusers' ``load_lora_weights`` reads: the EMA weights."""
     metrics: Metrics
-    """Of the last step taken; empty where nothing was left to do."""
+    """Of the last step taken; empty where all steps were done before."""
 
 
 class Trainer:
-    """Trains one run. Everything that the config can get wrong is found here, before a model is loaded."""
+    """Trains one run. Creating it checks everything that a config can get wrong, before a model is loaded."""
 
-    # Set by _load, once the config was found good.
+    # Set by _load, once the config has been checked.
     _model: DiffusionModel
     _prompt_cache: PromptCache
     _source: ExperienceSource
@@ -60,7 +58,7 @@ class Trainer:
     _watches: Watches
     _journal: Journal
     _experience: Experience | None = None
-    """The rollout that is being trained on."""
+    """The rollout that the next update trains on; None: sample a new one."""
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class Trainer:
         self.console = console or Console(stderr=True)
         if not self.world.first:
             self.console = Console(quiet=True)
-        with self.world.agreed():
+        with self.world.failing_together():
             self._inputs = check_inputs(config)
             check_world(self.world, config.rollout.groups, config.rollout.updates)
             check_sharding(config, self.world)
@@ -97,14 +95,14 @@ class Trainer:
         metrics: Metrics = {}
         interrupts = Interrupts(self._say, agree=self.world.largest, launched=self.world.size > 1)
         with self.folder.opened(self.config, self.world), interrupts:
-            with self.world.agreed(), self._memory_errors(lambda: "loading"):
+            with self.world.failing_together(), memory_errors(lambda: "loading", self.world.lockstep):
                 self._load()
             if interrupts.pending():
                 interrupts.stop("stopped before the first step; continue with --resume")
             with self._journal:
                 while self.step < steps:
                     try:
-                        with self.world.agreed(), self._memory_errors(lambda: self._journal.display.current_stage):
+                        with self.world.failing_together(), memory_errors(self._stage, self.world.lockstep):
                             metrics = self._take_step()
                         finished, stopping = self.step == steps, interrupts.pending()
                         if finished or stopping or self.step % self.config.trainer.save_every == 0:
@@ -114,20 +112,19 @@ class Trainer:
                         raise
                     if stopping and not finished:
                         interrupts.stop(f"stopped after step {self.step}; continue with --resume")
-            with self.world.agreed():
+            with self.world.failing_together():
                 self._write_lora()
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
     def _take_step(self) -> Metrics:
-        """One optimizer update; where one is skipped, the next rollout's."""
+        """One optimizer update. Where it has to be skipped, the next rollout is sampled and tried."""
         while True:
             try:
-                with self._learner.undone_unless_applied():
-                    return self._try_step()
+                return self._try_step()
             except NonFiniteGradient as bad:
                 self._learner.skips.skip(bad)
                 self._say(f"skipped: {bad}")
-            # Outside of the handler: the error's traceback held on to the rollout and its gradients.
+            # Outside of the handler: the error's traceback kept the rollout and its gradients alive.
             self._experience = None
 
     def _try_step(self) -> Metrics:
@@ -139,7 +136,7 @@ class Trainer:
             self._journal.show(self._experience.rollout, step)
         experience, rollout = self._experience, self._experience.rollout
 
-        batch = training_batch(rollout, update, c.loss, seed=c.trainer.seed, step=step)
+        batch = training_batch(rollout, update, learner.loss, seed=c.trainer.seed, step=step)
         proposal = learner.propose(batch, experience.scored, rollout.table_rows(update), display)
 
         rows = rollout.table_rows(update, everyone=True)
@@ -149,22 +146,22 @@ class Trainer:
             **proposal.figures,
             "guard/clamped": float(experience.clamped[rows].sum()),
         }
-        used_up = update + 1 == c.rollout.updates
+        last_of_rollout = update + 1 == c.rollout.updates
         with display.stage("update"):
-            metrics |= learner.apply(proposal, last_of_rollout=used_up)
+            metrics |= learner.apply(proposal, last_of_rollout)
         alarms: dict[str, str] = {}
-        if used_up:
+        if last_of_rollout:
             self._experience = None
             alarms = self._watches.observe(experience.means)
             metrics |= experience.watched | self._watches.figures(alarms)
         try:
-            with self.world.agreed(), self._memory_errors(lambda: "evaluate"):
+            with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
                 metrics |= self._evaluate_if_due()
-        except MarbleError:  # known to all processes: the step is done, and logged without its evaluation
+        except MarbleError:  # raised on every rank: the step is done, and is logged without its evaluation
             self._journal.log(step, metrics)
             raise
         self._journal.log(step, metrics)
-        self._sound(alarms)
+        self._act_on(alarms)
         return metrics
 
     def _evaluate_if_due(self) -> Metrics:
@@ -184,7 +181,8 @@ class Trainer:
             )
         return {f"eval/{name}": mean for name, mean in result.means.items()}
 
-    def _sound(self, alarms: dict[str, str]) -> None:
+    def _act_on(self, alarms: dict[str, str]) -> None:
+        """Warn, or stop the run, where a watched reward fell while the trained ones rose."""
         for name, alarm in alarms.items():
             if self.config.watched_rewards[name].action == "stop":
                 raise RewardExploited(
@@ -196,13 +194,13 @@ class Trainer:
     # Around the loop
 
     def _load(self) -> None:
-        """Models, and the state of an earlier part of this run where there is one."""
+        """Load models, and the newest checkpoint where there is one."""
         c, scorer = self.config, self._inputs.scorer
         for remark in (*self._remarks, *self._inputs.remarks):
             self._say(remark)
-        # One process reads it, and sends it to the others: they cannot see different ones.
-        found = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
-        checkpoint = self.world.from_first(found)
+        # The first rank reads and broadcasts it, so that all ranks start from the same one.
+        newest = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
+        checkpoint = self.world.broadcast(newest)
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
         with self.console.status("loading models"):
@@ -211,12 +209,12 @@ class Trainer:
             policy = LoraPolicy(self._model.transformer, c.lora, self._model.lora_targets, c.trainer.seed)
             remarks = scorer.load(self._device)
             check_same_rewards(self.world, scorer.names)
-            # Once more: a reward on another machine could not be asked before, nor a model on the hub.
+            # Checked again: before loading, a remote reward or a model on the hub could not be asked.
             scorer.check_media(self._model.media())
             scorer.check_applicability(c.trained_rewards, self._inputs.train.prompts)
         if self.world.lockstep:
             own, whole = kept_here(self._model.transformer)
-            remarks.append(f"base model sharded: {own:,} of {whole:,} parameters in this process")
+            remarks.append(f"base model sharded: {own:,} of {whole:,} parameters on this rank")
         for remark in remarks:
             self._say(remark)
         self._prompt_cache = PromptCache(self._model)
@@ -230,8 +228,8 @@ class Trainer:
         self._journal = Journal(c, self.folder, self.world, scorer, self._device, self.console, self.step)
 
     def _save(self) -> None:
-        """Wait for the first process, which writes for all."""
-        with self.world.agreed(), self._journal.display.stage("checkpoint"):
+        """The first rank writes the checkpoint; the others wait for it."""
+        with self.world.failing_together(), self._journal.display.stage("checkpoint"):
             check_same_weights(self.world, self._learner.policy.flat)
             self._write_checkpoint()
 
@@ -241,12 +239,12 @@ class Trainer:
             save_checkpoint(self.folder.checkpoints, state, self.config.trainer.keep_checkpoints)
 
     def _save_before_stopping(self, stop: RunStopped) -> None:
-        """The weights are those after the last complete step; where the disk refuses, or an update was left half-made,
-        the last checkpoint stays."""
-        if isinstance(stop, LostProcess):
+        """Save the weights after the last complete step. Where the disk refuses a write, or an update was interrupted
+        half-way, the previous checkpoint stays the newest."""
+        if isinstance(stop, RankLost):
             self._write_checkpoint()
         elif not isinstance(stop, StorageFailed):
-            with self.world.agreed():
+            with self.world.failing_together():
                 self._write_checkpoint()
 
     def _write_lora(self) -> None:
@@ -254,9 +252,9 @@ class Trainer:
             with storage_errors(str(self.folder.lora)):
                 self._model.write_lora(self.folder.lora, EMA)
 
-    def _memory_errors(self, stage: Callable[[], str]) -> AbstractContextManager[None]:
-        """Where a process is in the middle of a pass that all make together, only its death tells the others."""
-        return nullcontext() if self.world.lockstep else memory_errors(stage)
+    def _stage(self) -> str:
+        """The stage of the step, for messages."""
+        return self._journal.display.current_stage
 
     def _say(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)

@@ -22,7 +22,8 @@ class Updater:
     """AdamW on the trained adapter, and the two adapters that follow it."""
 
     intact = True
-    """No change was left half-made, by memory that ran out within it: weights and moments belong together."""
+    """False while weights and optimizer moments are changing: an out-of-memory error in between leaves them
+    inconsistent, and they must not be saved."""
 
     def __init__(self, policy: LoraPolicy, config: OptimizerConfig, old_policy: OldPolicyConfig, steps: int) -> None:
         self.policy = policy

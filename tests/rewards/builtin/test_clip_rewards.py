@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
-from marble_rl.config import load_config
 from marble_rl.errors import InputError
 from marble_rl.mini.render import SIZE
 from marble_rl.rewards.builtin.clip import COSINE
@@ -218,7 +217,7 @@ def test_layers_follow_their_numbers(folder: Path, batch: RewardBatch, theirs: A
 
 def test_aesthetic_without_a_head_is_refused_by_name(folder: Path) -> None:
     for params in ({}, {"model": str(folder)}):
-        with pytest.raises(InputError, match=r"\(looks\)\.params: head: .*sac\+logos\+ava1-l14-linearMSE\.pth"):
+        with pytest.raises(InputError, match=r"\(looks\)\.params\.head: .*sac\+logos\+ava1-l14-linearMSE\.pth"):
             build_rewards([RewardConfig(type="aesthetic", name="looks", params=params)])
 
 
@@ -383,14 +382,14 @@ def test_hpsv2_needs_the_hub_for_its_published_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "params", "said"),
     [
-        ("hpsv2", {"version": "3"}, r"version: unknown '3'; use one of 2\.0, 2\.1"),
+        ("hpsv2", {"version": "3"}, r"version: expected one of 2\.0, 2\.1, got \"3\""),
         ("hpsv2", {"version": "2.0", "model": "mini"}, "version: '2.0' is for the published weights; leave it out"),
-        ("pickscore", {"divide_by": 0}, "divide_by: 0 will not do; give a number above 0"),
-        ("pickscore", {"divide_by": "x"}, "divide_by: 'x' will not do"),
+        ("pickscore", {"divide_by": 0}, "divide_by: expected a number above 0, got 0"),
+        ("pickscore", {"divide_by": "x"}, 'divide_by: expected a number above 0, got "x"'),
     ],
 )
 def test_bad_params_are_refused_before_anything_is_loaded(kind: str, params: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=rf"\(looks\)\.params: {said}"):
+    with pytest.raises(InputError, match=rf"\(looks\)\.params\.{said}"):
         build_rewards([RewardConfig(type=kind, name="looks", params=params)])
 
 
@@ -492,25 +491,3 @@ def test_a_missing_head_is_bad_input(folder: Path, tmp_path: Path) -> None:
     for ending in ("pth", "safetensors"):
         with pytest.raises(InputError, match=rf"'r' cannot be loaded.*nowhere\.{ending}"):
             loaded("aesthetic", model=str(folder), head=str(tmp_path / f"nowhere.{ending}"))
-
-
-def test_files_of_rewards_count_from_the_configs_folder(tmp_path: Path) -> None:
-    (tmp_path / "clip").mkdir()
-    (tmp_path / "head.pth").touch()
-    rewards = (
-        "rewards: [{name: a, type: aesthetic, params: {model: clip, head: head.pth}}, "
-        "{name: f, type: frames, params: {reward: clipscore, params: {model: clip}}}, "
-        "{name: b, type: clipscore, params: {model: openai/clip-vit-large-patch14}}, "
-        "{name: c, type: clipscore, params: {model: mini}}]"
-    )
-    (tmp_path / "mini").mkdir()
-    (tmp_path / "c.yaml").write_text(
-        f"model: {{path: mini}}\nprompts: {{train: [{{name: x, texts: [y]}}]}}\n{rewards}\n"
-    )
-    found = [reward.params for reward in load_config(tmp_path / "c.yaml").rewards]
-    assert found == [
-        {"model": str(tmp_path / "clip"), "head": str(tmp_path / "head.pth")},
-        {"reward": "clipscore", "params": {"model": str(tmp_path / "clip")}},
-        {"model": "openai/clip-vit-large-patch14"},
-        {"model": "mini"},
-    ]

@@ -3,8 +3,8 @@
 python -m marble_rl.models.tiny build/tiny-sd3
 python -m marble_rl.models.tiny build/tiny-wan --family wan
 
-The same seed gives the same weights. Freshly built transformers end in a layer of zeros, or nearly so: each of these
-gets weights there, or every velocity would be 0.
+The same seed gives the same weights. The last layer of a new transformer is zero or nearly so, and every velocity would
+be 0. Here it gets random weights.
 """
 
 from __future__ import annotations

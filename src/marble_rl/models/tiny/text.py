@@ -1,4 +1,4 @@
-"""Tiny text encoders with their tokenizers. These spell: every printable ASCII character is a token."""
+"""Tiny text encoders with their tokenizers, in which every printable ASCII character is a token."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def t5(multilingual: bool = False) -> tuple[Any, Any]:
 
 
 def qwen(template: str) -> tuple[Any, Any]:
-    """Qwen2.5-VL and its tokenizer, to which each word of the prompt template is one token, as to the real one."""
+    """Qwen2.5-VL and its tokenizer, in which each word of the prompt template is one token, as in the real one."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
     markers = ["<|im_start|>", "<|im_end|>"]

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Traits
+from marble_rl.section import Fraction, Section
 
 
 class Brightness(RewardBase):
     """Mean of all pixels in [0, 1]; with ``target`` minus the distance to it."""
 
-    traits = Traits(range=(-1.0, 1.0), deterministic=True)
+    class Params(Section):
+        target: Fraction | None = None
+        """The brightness wanted, from 0 to 1; null: the brighter the better."""
 
-    def __init__(self, target: float | None = None) -> None:
-        self.target = target
+    params: Params
+    traits = Traits(range=(-1.0, 1.0), deterministic=True)
 
     def score(self, batch: RewardBatch) -> Sequence[float]:
         means = batch.images.mean(axis=(1, 2, 3)) / 255.0
-        return [float(m) if self.target is None else -abs(float(m) - self.target) for m in means]
+        target = self.params.target
+        return [float(mean) if target is None else -abs(float(mean) - target) for mean in means]

@@ -15,54 +15,60 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from pydantic import BeforeValidator, Field, PositiveFloat, ValidationInfo, field_validator
 from torch import Tensor
 
 from marble_rl import hub
 from marble_rl.errors import InputError
-from marble_rl.mini import MINI, embedded
+from marble_rl.mini import embedded
 from marble_rl.rewards.builtin import openclip
 from marble_rl.rewards.builtin.embedder import ClipEmbedder, read_model
 from marble_rl.rewards.builtin.tensors import check_accounted, read_tensors, shape_of
-from marble_rl.rewards.core import checks
 from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits
+from marble_rl.section import MINI, FilePath, ModelPath, Section
 
+OPENAI_L = "openai/clip-vit-large-patch14"
 LAION_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-"""What PickScore and HPSv2 were tuned from; its tokenizer and image processor go with them."""
+"""The model that PickScore and HPSv2 were tuned from. They use its tokenizer and image processor."""
 HPS_FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}
 COSINE = (-1.001, 1.001)
 """The cosine's range, with room for rounding."""
 
 
+class ClipParams(Section):
+    """What all rewards made of CLIP take."""
+
+    model: ModelPath = OPENAI_L
+    """Hub id or folder of a `CLIPModel` in transformers' format, or `mini`."""
+    processor: ModelPath | None = None
+    """Hub id or folder of the tokenizer and image processor; null: where the model is."""
+
+
 class _ClipSimilarity(RewardBase):
     """Cosine between picture and prompt, times a unit."""
 
+    Params: type[ClipParams] = ClipParams
     name: str
-    default: str
-    """Hub id of the published weights."""
     published_processor: str | None = None
     """Hub id of the tokenizer and image processor, where those of the published weights are elsewhere."""
-
-    def __init__(self, model: str | None = None, processor: str | None = None) -> None:
-        self.model = model or self.default
-        self.processor = processor
-        self._clip: Any = None
+    _clip: ClipEmbedder
 
     def load(self, device: torch.device) -> None:
-        processor = self.processor or (None if self.brings_processor() else self.published_processor)
-        self._clip = ClipEmbedder(embedded(self.model, self.name), device, processor, read=self.read_model)
+        processor = self.params.processor or (None if self.brings_processor() else self.published_processor)
+        self._clip = ClipEmbedder(embedded(self.params.model, self.name), device, processor, read=self.read_model)
 
     def read_model(self, path: str, key: str) -> Any:
         return read_model(path, key)
 
     def brings_processor(self) -> bool:
         """Whether tokenizer and image processor are where the model is."""
-        return self.model != self.default
+        return bool(self.params.model != self.Params.model_fields["model"].default)
 
     def shown(self, images: Images) -> Images:
         """The pictures as the image processor gets them."""
@@ -83,58 +89,59 @@ class ClipScore(_ClipSimilarity):
     """How well the picture matches its prompt: the cosine of CLIP's embeddings."""
 
     name = "clipscore"
-    default = "openai/clip-vit-large-patch14"
     traits = Traits(range=COSINE, deterministic=True)
 
 
 class PickScore(_ClipSimilarity):
-    """Which picture people would pick for the prompt: CLIP tuned on choices, cosine times its logit scale.
+    """Which picture people would pick for the prompt: CLIP tuned on choices, cosine times its logit scale."""
 
-    ``divide_by`` is for comparisons with flow_grpo and DiffusionNFT, which log the score divided by 26.
-    """
+    class Params(ClipParams):
+        model: ModelPath = "yuvalkirstain/PickScore_v1"
+        """Hub id or folder of a `CLIPModel` in transformers' format, or `mini`."""
+        divide_by: PositiveFloat = 1.0
+        """For comparisons with flow_grpo and DiffusionNFT, which log the score divided by 26."""
 
     name = "pickscore"
-    default = "yuvalkirstain/PickScore_v1"
     published_processor = LAION_H
     traits = Traits(deterministic=True)  # the range is the checkpoint's logit scale, which is not known before
 
-    def __init__(self, model: str | None = None, processor: str | None = None, divide_by: float = 1.0) -> None:
-        super().__init__(model, processor)
-        self.divide_by = checks.number("divide_by", divide_by, "a number above 0, such as 26", positive=True)
-
     def unit(self) -> float:
-        return float(self._clip.model.logit_scale.exp()) / self.divide_by
+        return float(self._clip.model.logit_scale.exp()) / float(self.params.divide_by)
+
+
+def _without_quotes(version: Any) -> Any:
+    """YAML reads 2.1 without quotes as a number."""
+    return str(version) if isinstance(version, float) else version
 
 
 class Hpsv2(_ClipSimilarity):
-    """How good people would find the picture for the prompt: CLIP tuned on rankings, cosine.
+    """How good people would find the picture for the prompt: CLIP tuned on rankings, cosine."""
 
-    ``version`` is that of the published weights, 2.0 or 2.1. ``model`` may also be the path of an open_clip checkpoint.
-    """
+    class Params(ClipParams):
+        model: ModelPath = "xswu/HPSv2"
+        """Hub id or folder of a `CLIPModel` in transformers' format, a checkpoint file of open_clip, or `mini`."""
+        version: Annotated[Literal["2.0", "2.1"], BeforeValidator(_without_quotes)] = "2.1"
+        """Of the published weights. Scores of the two cannot be compared."""
+
+        @field_validator("version")
+        @classmethod
+        def _published_only(cls, version: str, info: ValidationInfo) -> str:
+            if info.data.get("model") != cls.model_fields["model"].default:
+                raise ValueError(f"{version!r} is for the published weights; leave it out, or leave out `model`")
+            return version
 
     name = "hpsv2"
-    default = "xswu/HPSv2"
     published_processor = LAION_H
     traits = Traits(range=COSINE, deterministic=True)
 
-    def __init__(
-        self, model: str | None = None, processor: str | None = None, version: str | float | None = None
-    ) -> None:
-        super().__init__(model, processor)
-        if version is not None and self.model != self.default:
-            raise InputError(f"version: {version!r} is for the published weights; leave it out, or leave out `model`")
-        self.version = str(version or "2.1")  # without quotes, YAML reads a number
-        if self.version not in HPS_FILES:
-            raise InputError(f"version: unknown {version!r}; use one of {', '.join(HPS_FILES)}")
-
     def read_model(self, path: str, key: str) -> Any:
-        if path == self.default:
-            return openclip.read_model(hub.download(key, path, HPS_FILES[self.version]), key)
+        if path == self.Params.model_fields["model"].default:
+            return openclip.read_model(hub.download(key, path, HPS_FILES[self.params.version]), key)
         file = Path(path).expanduser()
         return openclip.read_model(file, key) if file.is_file() else read_model(path, key)
 
     def brings_processor(self) -> bool:
-        return super().brings_processor() and not Path(self.model).expanduser().is_file()
+        return super().brings_processor() and not Path(self.params.model).expanduser().is_file()
 
     def shown(self, images: Images) -> Images:
         return squared(images, self._clip.side)
@@ -159,27 +166,29 @@ def squared(images: Images, side: int) -> Images:
 
 
 class Aesthetic(RewardBase):
-    """How pleasing the picture is, whatever the prompt: a small network on CLIP's embedding of it.
+    """How pleasing the picture is, whatever the prompt: a small network on CLIP's embedding of it."""
 
-    ``head`` holds that network's weights, laid out as in LAION's improved predictor (``layers.N.weight`` and
-    ``.bias``, linear all through), as safetensors or as a .pth of tensors.
-    """
+    class Params(ClipParams):
+        head: FilePath | None = Field(None, validate_default=True)
+        """File with the network's weights, laid out as in LAION's improved predictor (`layers.N.weight` and `.bias`,
+        linear all through), as .safetensors or as a .pth of tensors. Required, except for `model: mini`."""
 
+        @field_validator("head")
+        @classmethod
+        def _given(cls, head: Path | None, info: ValidationInfo) -> Path | None:
+            if head is None and info.data.get("model") != MINI:
+                raise ValueError(f"is missing; {HEAD_ADVICE}")
+            return head
+
+    params: Params
     traits = Traits(deterministic=True)
-
-    def __init__(self, model: str = ClipScore.default, head: str | None = None, processor: str | None = None) -> None:
-        if head is None and model != MINI:
-            raise InputError(f"head: is missing; {HEAD_ADVICE}")
-        self.model = model
-        self.head = head
-        self.processor = processor
-        self._clip: Any = None
-        self._layers: list[tuple[Tensor, Tensor]] = []
+    _clip: ClipEmbedder
+    _layers: list[tuple[Tensor, Tensor]]
 
     def load(self, device: torch.device) -> None:
-        folder = embedded(self.model, "aesthetic")
-        head = Path(self.head or Path(folder) / "head.safetensors").expanduser()
-        self._clip = ClipEmbedder(folder, device, self.processor)
+        folder = embedded(self.params.model, "aesthetic")
+        head = (self.params.head or Path(folder) / "head.safetensors").expanduser()
+        self._clip = ClipEmbedder(folder, device, self.params.processor)
         width = self._clip.model.config.projection_dim
         self._layers = [(weight.to(device), bias.to(device)) for weight, bias in _read_layers(head, width)]
 
@@ -195,7 +204,7 @@ class Aesthetic(RewardBase):
 
 HEAD_ADVICE = (
     "give the file with the predictor's weights, for "
-    f"{ClipScore.default} that is sac+logos+ava1-l14-linearMSE.pth of LAION's improved-aesthetic-predictor"
+    f"{OPENAI_L} that is sac+logos+ava1-l14-linearMSE.pth of LAION's improved-aesthetic-predictor"
 )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from marble_rl.errors import InputError
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Traits
+from marble_rl.section import Section
 from marble_rl.types import Prompt
 
 COLOURS = {
@@ -29,12 +30,12 @@ class Colour(RewardBase):
     applies only to prompts that name exactly one of the six.
     """
 
-    traits = Traits(range=(-1.0, 1.0), deterministic=True)
+    class Params(Section):
+        colour: Literal["red", "green", "blue", "yellow", "purple", "cyan"] | None = None
+        """The colour wanted for every prompt; null: the one that the prompt names."""
 
-    def __init__(self, colour: str | None = None) -> None:
-        if colour is not None and colour not in COLOURS:
-            raise InputError(f"colour: unknown colour {colour!r}; use one of {', '.join(COLOURS)}")
-        self.colour = colour
+    params: Params
+    traits = Traits(range=(-1.0, 1.0), deterministic=True)
 
     def applies_to(self, prompt: Prompt) -> bool:
         return len(self._wanted(prompt)) == 1
@@ -45,7 +46,7 @@ class Colour(RewardBase):
         return [float(score) for score in (means * directions).sum(axis=1)]
 
     def _wanted(self, prompt: Prompt) -> list[str]:
-        if self.colour is not None:
-            return [self.colour]
+        if self.params.colour is not None:
+            return [self.params.colour]
         words = set(re.findall(r"[a-z]+", prompt.text.lower()))
         return [colour for colour in COLOURS if colour in words]

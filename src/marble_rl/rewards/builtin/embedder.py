@@ -45,7 +45,7 @@ def read_model(path: str, key: str) -> Any:
 
     source = str(Path(path).expanduser())
     with hub.explained(key, path, WANTED):
-        # Tensors that are missing or of another shape are drawn at random, unless somebody looks at the report.
+        # Tensors that are missing or of another shape are drawn at random, unless the report is checked.
         model, report = CLIPModel.from_pretrained(
             source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -76,8 +76,8 @@ class ClipEmbedder:
 
         self.device = device
         source = processor or path
-        # Before the model, so that a mistake is found before a long download. The tokenizer goes first because its
-        # errors tell their cause; those of the image processor do not.
+        # Before the model, so that a mistake is reported before a long download. The tokenizer goes first because
+        # its errors say what is wrong; those of the image processor do not.
         with hub.explained("processor" if processor else key, source, WANTED):
             local = str(Path(source).expanduser())
             self.tokenizer = AutoTokenizer.from_pretrained(local)

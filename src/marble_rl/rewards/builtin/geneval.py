@@ -12,20 +12,30 @@ A detector says what is in the picture; the rules compare that with the prompt's
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 
-from marble_rl.errors import InputError, suggestion
+from marble_rl.errors import InputError
+from marble_rl.plugins import import_path
 from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits
+from marble_rl.rewards.core.registry import construct
+from marble_rl.section import Section, shown
 from marble_rl.types import Prompt
 
 Mask = npt.NDArray[np.bool_]
@@ -35,9 +45,8 @@ SIDEWAYS = 0.5
 """An object is left of another if more than this share of their distance, beyond what is close, points there."""
 DETECTORS = {
     "mini": "marble_rl.rewards.builtin.mini_detector:MiniDetector",
-    "photo": "marble_rl.rewards.builtin.detection:PhotoDetector",
+    "photo": "marble_rl.rewards.builtin.photo_detector:PhotoDetector",
 }
-SCORES = ("strict", "partial")
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Detection:
 
     name: str
     colour: str
-    """Empty as long as nobody has asked for it"""
+    """Empty until a prompt asks for it"""
     box: tuple[float, float, float, float]
     """left, top, right, bottom"""
     confidence: float
@@ -55,7 +64,8 @@ class Detection:
 
 
 class Detector(Protocol):
-    """Finds objects. It is constructed with the params that are not the reward's own; weights are read in `load`."""
+    """Finds objects. It is constructed with the parameters that are not the reward's own, which it declares by a class
+    `Params` as rewards do; weights are read in `load`."""
 
     def load(self, device: torch.device) -> None: ...
 
@@ -68,9 +78,9 @@ class Attentive(Protocol):
     """A detector that looks again once it knows what the prompts ask for."""
 
     def attend(
-        self, images: Images, found: Sequence[list[Detection]], wanted: Sequence[Mapping[str, Any]]
+        self, images: Images, objects: Sequence[list[Detection]], wanted: Sequence[Mapping[str, Any]]
     ) -> list[list[Detection]]:
-        """What `detect` found, in view of each prompt's metadata."""
+        """The objects that `detect` returned, revised for each prompt's metadata."""
 
 
 @runtime_checkable
@@ -78,27 +88,39 @@ class Limited(Protocol):
     """A detector that knows without its weights what it can find."""
 
     def check_findable(self, metadata: Mapping[str, Any]) -> None:
-        """Raise InputError if the metadata names an object or a colour that can never be found; what it says follows
+        """Raise InputError if the metadata names an object or a colour that can never be found; its message continues
         the words `the prompt ...`."""
 
 
 class GenEval(RewardBase):
     """Whether the objects, counts, colours and positions that the prompt asks for are all in the picture: 0 or 1.
 
-    ``score: partial`` gives the share of requirements met before the first that is not. ``detector`` is `mini`,
-    `photo` or an import path; further params are the detector's own.
+    Further parameters are those of the detector.
     """
 
+    class Params(Section):
+        detector: str = "mini"
+        """`mini`, `photo`, or the import path of a class with `load` and `detect`."""
+        score: Literal["strict", "partial"] = "strict"
+        """`strict`: 0 or 1. `partial`: the share of requirements met before the first that is not."""
+
+    params: Params
     traits = Traits(range=(0, 1), deterministic=True)
 
-    def __init__(self, detector: str = "mini", score: str = "strict", **settings: Any) -> None:
-        if score not in SCORES:
-            raise InputError(f"score: unknown {score!r}; use one of {', '.join(SCORES)}")
-        self.detector = _build_detector(detector, settings)
-        self.strict = score == "strict"
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        settings = {name: value for name, value in params.items() if name not in GenEval.Params.model_fields}
+        self.detector: Detector = construct(detector_class(self.params.detector), settings, "detector")
+
+    @classmethod
+    def params_model(cls, params: Mapping[str, Any]) -> type[Section]:
+        """Its own fields and those of the detector, side by side."""
+        detector = params.get("detector", cls.Params.model_fields["detector"].default)
+        own = getattr(detector_class(detector), "Params", None)
+        return _AnySettings if own is None else create_model("Params", __base__=(cls.Params, own))
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """To prompts that include something. Metadata in another form than GenEval's is refused, and so is what the
+        """To prompts with `include`. Metadata in another form than GenEval's is refused. So is an object that the
         detector can never find, if it says so: every picture would score 0."""
         if not prompt.metadata.get("include"):
             return False
@@ -114,33 +136,28 @@ class GenEval(RewardBase):
         self.detector.load(device)
 
     def score(self, batch: RewardBatch) -> Sequence[float]:
-        found = self.detector.detect(batch.images)
+        wanted = [prompt.metadata for prompt in batch.prompts]
+        objects = self.detector.detect(batch.images)
         if isinstance(self.detector, Attentive):
-            found = self.detector.attend(batch.images, found, [prompt.metadata for prompt in batch.prompts])
-        shares = [share_met(objects, prompt.metadata) for objects, prompt in zip(found, batch.prompts, strict=True)]
-        return [float(share == 1) for share in shares] if self.strict else shares
+            objects = self.detector.attend(batch.images, objects, wanted)
+        shares = [share_met(seen, metadata) for seen, metadata in zip(objects, wanted, strict=True)]
+        return shares if self.params.score == "partial" else [float(share == 1) for share in shares]
 
 
-def _build_detector(detector: str, settings: Mapping[str, Any]) -> Detector:
-    path = DETECTORS.get(detector, detector)
+class _AnySettings(GenEval.Params):
+    """For a detector that does not declare its parameters; its constructor's signature checks them."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def detector_class(name: Any) -> Any:
+    """The class that `detector` names."""
+    path = DETECTORS.get(name, name) if isinstance(name, str) else ""
     if ":" not in path:
         raise InputError(
-            f"detector: unknown {detector!r}; use {', '.join(DETECTORS)} or an import path `package.module:Class`"
+            f"detector: expected {', '.join(DETECTORS)} or an import path `package.module:Class`, got {shown(name)}"
         )
-    module, _, name = path.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"detector: cannot import {path!r} ({error}); mend the path") from error
-    arguments = inspect.signature(kind).parameters
-    valid = [name for name, p in arguments.items() if p.kind is not p.VAR_KEYWORD]
-    for key in settings:
-        if key not in valid and len(valid) == len(arguments):
-            raise InputError(
-                f"unknown argument {key!r} for the detector {detector!r}.{suggestion(key, valid)} "
-                f"Valid: {', '.join(['detector', 'score', *valid])}"
-            )
-    return cast(Detector, kind(**settings))
+    return import_path(path, "detector")
 
 
 class Wanted(BaseModel):
@@ -165,7 +182,8 @@ def check_form(prompt: Prompt) -> None:
             first = error.errors()[0]
             place = ".".join(map(str, (key, *first["loc"])))
             raise InputError(
-                f"{where}: {place}: found {first['input']!r}; {first['msg']}. See the form in docs/rewards/geneval.md"
+                f"{where}: {place}: got {shown(first['input'])}; {first['msg'].lower()}. "
+                "See the form in docs/rewards/geneval.md"
             ) from None
         for number, entry in enumerate(entries):
             if entry.position is not None and entry.position[1] >= number:

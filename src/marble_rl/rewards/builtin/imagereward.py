@@ -1,11 +1,11 @@
-"""ImageReward: how good people would find the picture for its prompt, told by a BLIP that reads the two together.
+"""ImageReward: how good people would find the picture for its prompt, judged by a BLIP that reads the two together.
 
     picture  -> ViT -> one state per patch
     prompt   -> BERT whose layers also attend to those states -> state of [CLS]
     score    =  (head([CLS]) - MEAN) / STD, the head being linear all through
 
 Computes what ImageReward-v1.0 computes (https://github.com/THUDM/ImageReward), from its checkpoint as published, on
-transformers' BLIP. Two things are easily got wrong, because transformers' defaults differ: the ViT's LayerNorm has
+transformers' BLIP. Two things are easy to get wrong, because transformers' defaults differ: the ViT's LayerNorm has
 epsilon 1e-6, and the text encoder is as med_config.json says, but for `encoder_width`, which is the ViT's width.
 The prompt begins with [CLS], not with BLIP's [ENC].
 """
@@ -29,6 +29,7 @@ from marble_rl import hub
 from marble_rl.errors import InputError
 from marble_rl.rewards.builtin.tensors import check_accounted, read_tensors, shape_of
 from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits
+from marble_rl.section import ModelPath, Section
 
 PUBLISHED = "zai-org/ImageReward"
 CHECKPOINT = "ImageReward.pt"
@@ -38,7 +39,7 @@ TOKENIZER = "bert-base-uncased"
 """The published folder comes without a tokenizer."""
 TOKENIZER_FILES = ("vocab.txt", "tokenizer.json")
 ADDED_TOKENS = ("[DEC]", "[ENC]")
-"""BLIP's, behind BERT's own. A prompt holds them only if somebody writes them out."""
+"""BLIP's, behind BERT's own. A prompt holds them only if it spells them out."""
 
 TEXT_LENGTH = 35
 """Tokens that are read of a prompt, [CLS] and [SEP] among them."""
@@ -46,7 +47,7 @@ MEAN, STD = 0.16717362830052426, 1.0333394966054072
 PIXEL_MEAN, PIXEL_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 ATTENTION_HEAD_WIDTH = 64
-"""Of BLIP's ViTs, base and large; the checkpoint does not tell."""
+"""Of BLIP's ViTs, base and large; the checkpoint does not say."""
 VISION_EPSILON = 1e-6
 HEAD_PLACES = (0, 2, 4, 6, 7)
 """Linear layers of the head by their place; at the others was dropout."""
@@ -95,22 +96,21 @@ UNUSED = (
 
 
 class ImageReward(RewardBase):
-    """How good people would find the picture for the prompt: BLIP tuned on expert rankings, standardised.
+    """How good people would find the picture for the prompt: BLIP tuned on expert rankings, standardised."""
 
-    ``model`` is a hub id, a folder with ImageReward.pt and med_config.json, or such a .pt beside its med_config.json.
-    A vocab.txt in the same folder is used for the tokenizer, else that of bert-base-uncased.
-    """
+    class Params(Section):
+        model: ModelPath = PUBLISHED
+        """Hub id, a folder with ImageReward.pt and med_config.json, or such a .pt beside its med_config.json. A
+        vocab.txt in the same folder is used for the tokenizer, else that of bert-base-uncased."""
 
+    params: Params
     traits = Traits(deterministic=True)
-
-    def __init__(self, model: str = PUBLISHED) -> None:
-        self.model = model
-        self._network: Any = None
-        self._tokenizer: Any = None
-        self._device = torch.device("cpu")
+    _network: Network
+    _tokenizer: Any
+    _device: torch.device
 
     def load(self, device: torch.device) -> None:
-        text_config, checkpoint = _locate(self.model)
+        text_config, checkpoint = _locate(self.params.model)
         network = read_network(checkpoint, text_config)
         self._tokenizer = _read_tokenizer(checkpoint.parent, network.vocabulary)
         self._network = network.to(device)
@@ -271,7 +271,7 @@ def _read_tokenizer(folder: Path, vocabulary: int) -> Any:
 
 
 def _locate(model: str) -> tuple[Path, Path]:
-    """med_config.json and the checkpoint; in this order, so that a wrong hub id is found before a long download."""
+    """med_config.json and the checkpoint; in this order, so that a wrong hub id is reported before a long download."""
     path = Path(model).expanduser()
     if path.is_dir():
         files = path / TEXT_CONFIG, path / CHECKPOINT

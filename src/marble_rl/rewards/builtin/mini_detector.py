@@ -1,6 +1,7 @@
-"""Find the mini world's objects in a picture by rule: areas of one paint, compared with the outlines of the shapes.
+"""The detector `mini` of `geneval`: finds the mini world's objects by rule.
 
-It is strict. A blurred, crooked or half-drawn object is like no outline well enough, and is not found.
+Areas of one paint are compared with the outlines of the shapes. It is strict: a blurred, crooked or half-drawn object
+is not like any outline, and is not found.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from marble_rl.mini.render import PAINT, SIZE, outline
 from marble_rl.mini.scenes import SHAPES
 from marble_rl.rewards.builtin.geneval import Detection
 from marble_rl.rewards.core.base import Images
+from marble_rl.section import Section
 
 Mask = npt.NDArray[np.bool_]
 COLOURED = 60
-"""Least difference between the strongest and the weakest channel of a pixel that is painted; the ground is paler."""
+"""Least difference between the strongest and the weakest channel of a painted pixel; the background is paler."""
 SMALLEST = 60
 """Pixels; the smallest object of the world has about 90."""
 LARGEST = SIZE * SIZE // 2
-"""Pixels; a picture of one colour is no block."""
+"""Pixels; a whole picture of one colour is not a block."""
 LIKENESS = {"marble": 0.78, "block": 0.78, "cone": 0.72, "star": 0.58}
 """Least intersection over union with a shape's outline; a small star is mostly edge."""
 PROPORTIONS = (0.7, 1.4)
@@ -40,6 +42,8 @@ ADVICE = (
 
 class MiniDetector:
     """Objects by colour and outline. Nothing to load."""
+
+    Params = Section
 
     def load(self, device: torch.device) -> None:
         return None
@@ -63,7 +67,7 @@ def _objects(image: npt.NDArray[np.uint8]) -> list[Detection]:
     pixels = image.astype(float)
     painted = pixels.max(axis=-1) - pixels.min(axis=-1) > COLOURED
     paint = (_hues(pixels) @ _paint_hues().T).argmax(axis=-1)
-    found = []
+    objects = []
     for number, colour in enumerate(PAINT):
         areas, count = ndimage.label(painted & (paint == number))
         for area, place in zip(range(1, count + 1), ndimage.find_objects(areas), strict=True):
@@ -74,8 +78,8 @@ def _objects(image: npt.NDArray[np.uint8]) -> list[Detection]:
             if name and likeness >= LIKENESS[name]:
                 rows, columns = place
                 box = (columns.start, rows.start, columns.stop, rows.stop)
-                found.append(Detection(name, colour, box, likeness))
-    return found
+                objects.append(Detection(name, colour, box, likeness))
+    return objects
 
 
 def _shape(mask: Mask) -> tuple[str, float]:

@@ -4,7 +4,7 @@ Frames are made grey, reduced to a longer side of 128 pixels, and lose the mean 
 only detail is left. Blocks of 16 x 16 pixels, half overlapping, are followed from each frame to the next:
 
 1. Search at half size: of all whole displacements d of up to 8 pixels that keep the block inside the picture, the one
-   with the highest NCC(d) - STILL_FIRST * |d|. Where nothing tells places apart (along an edge), standing still wins.
+   with the highest NCC(d) - STILL_FIRST * |d|. Where places look alike (along an edge), standing still wins.
 2. Refine at full size, below a pixel: Gauss-Newton steps (Lucas and Kanade, 1981) that minimise
    sum (b(x + d) - a(x))^2 over standardised blocks a and b:
    d <- d - (sum g g' + r I)^-1 sum g (b(x + d) - a(x)),  with g the gradient of a, without its mean.
@@ -18,17 +18,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from pydantic import Field
 from torch import Tensor
 
-from marble_rl.errors import InputError
 from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Scores, Traits
-from marble_rl.rewards.core.checks import number
+from marble_rl.section import Section
 
 SIDE = 128
 """Longer side that displacements are measured at."""
@@ -43,7 +43,7 @@ STILL_FIRST = 0.01
 STEPS = 3
 """Of the refinement."""
 NEARBY = 1.5
-"""Pixels, in each direction, by which it may move what the search found."""
+"""Most pixels, in each direction, by which it may change the result of the search."""
 DAMPING = 0.05
 """r as a share of the mean eigenvalue of sum g g': along an edge a block stays where it is."""
 MATCH = 0.9
@@ -59,14 +59,17 @@ class Motion(RewardBase):
     With ``target`` minus the distance to it. A single frame gets no score.
     """
 
+    class Params(Section):
+        target: Annotated[float, Field(ge=0, le=FASTEST)] | None = None
+        """The motion wanted, in shares of the longer side a frame; null: the more the better."""
+
+    params: Params
     traits = Traits(device="cpu", range=(0.0, FASTEST), deterministic=True, media="video")
 
-    def __init__(self, target: Any = None) -> None:
-        self.target = target
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        target = self.params.target
         if target is not None:
-            meaning = f"the motion wanted, a number from 0 to {FASTEST:g} (shares of the longer side a frame)"
-            if number("target", target, meaning) > FASTEST:
-                raise InputError(f"target: {target!r} cannot be reached; give {meaning}")
             self.traits = replace(self.traits, range=(-max(target, FASTEST - target), 0.0))
 
     def score(self, batch: RewardBatch) -> Scores:
@@ -75,7 +78,7 @@ class Motion(RewardBase):
 
     def _score(self, video: Images) -> float:
         moved = motion(video)
-        return moved if self.target is None else -abs(moved - self.target)
+        return moved if self.params.target is None else -abs(moved - self.params.target)
 
 
 def motion(video: Images) -> float:
@@ -152,7 +155,7 @@ def _refined(before: Tensor, after: Tensor, start: Tensor) -> Tensor:
     b, contrast_there = _standardised(_sampled(after, places, shift))
     flat = contrast < LEAST_CONTRAST
     followed = ((a * b).mean(-1) >= MATCH) & ~flat & (contrast_there >= LEAST_CONTRAST)
-    # Near the rim a block that is not found again may have left the picture: it says nothing, not "still".
+    # Near the rim a block that is not found again may have left the picture: leave it out, do not count it as still.
     size = torch.tensor([before.shape[3], before.shape[2]])
     rim = ((places < 2 * REACH) | (places >= size - 2 * REACH)).flatten(1).any(-1)
     shift = torch.where(followed[..., None], shift, 0.0)

@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
+from pydantic import Field
 
-from marble_rl.rewards.builtin.reading import Match, Mode, ReadingReward, edit_distance
 from marble_rl.rewards.builtin.text_lines import SMALLEST_SIDE, LineFinder
+from marble_rl.rewards.builtin.text_rendering import TextRenderingParams, TextRenderingReward, edit_distance
 from marble_rl.rewards.core.base import Images
-from marble_rl.rewards.core.checks import whole
 
 LINE_HEIGHT = 48
 """Height in pixels of the lines that the model was trained on."""
 BLANK = 0
 """The CTC class for `no character here`."""
 LEAST_CONFIDENCE = 0.5
-"""Lines found in a page that are read with less are no text. RapidOCR's own default."""
+"""Lines of a page that are read with a lower mean probability are not taken for text. RapidOCR's own default."""
 DETECTION_SIDE = 384
 """Finds letters of 24 pixels in a picture of 1024x1024, 1.5 times as fast as 512 does (docs/rewards/ocr.md)."""
 
 
-class Ocr(ReadingReward):
-    """How well the text in the picture is the one in quotes in the prompt, in [0, 1], by normalised edit distance.
+class Ocr(TextRenderingReward):
+    """How well the text in the picture is the one in quotes in the prompt, in [0, 1], by normalised edit distance."""
 
-    ``region`` ([left, top, right, bottom], each in 0..1) is where text is looked for. ``mode`` and ``match`` are
-    explained in `ReadingReward`. ``detection_side``: in pages, text is searched for in a copy whose longer side has at
-    most so many pixels; what was found is read in full resolution.
-    """
+    class Params(TextRenderingParams):
+        detection_side: Annotated[int, Field(ge=SMALLEST_SIDE)] = DETECTION_SIDE
+        """For pages: text is searched for in a copy whose longer side has at most so many pixels, then read in full
+        resolution."""
 
-    def __init__(
-        self,
-        region: Sequence[float] = (0.0, 0.0, 1.0, 1.0),
-        mode: Mode = "auto",
-        match: Match = "auto",
-        detection_side: int = DETECTION_SIDE,
-    ) -> None:
-        super().__init__(region, mode, match)
-        self.detection_side = whole("detection_side", detection_side, SMALLEST_SIDE)
-        self._session: Any = None
-        self._characters: list[str] = []
-        self._lines: LineFinder
+    params: Params
+    _session: Any
+    _characters: list[str]
+    _lines: LineFinder
 
     def load(self, device: torch.device) -> None:
         try:
@@ -61,8 +52,8 @@ class Ocr(ReadingReward):
         self._session = onnxruntime.InferenceSession(weights, options, providers=["CPUExecutionProvider"])
         listed = self._session.get_modelmeta().custom_metadata_map["character"].splitlines()
         self._characters = ["", *listed, " "]
-        if self.mode != "line":
-            self._lines = LineFinder(self.detection_side)
+        if self.params.mode != "line":
+            self._lines = LineFinder(self.params.detection_side)
 
     def read_lines(self, images: Images) -> list[str]:
         return [self._decode(scores.argmax(axis=-1)) for scores in self._recognise(images)]
@@ -83,9 +74,9 @@ class Ocr(ReadingReward):
     def _recognise(self, images: Images) -> npt.NDArray[np.float32]:
         """[B, steps along the line, classes], probabilities."""
         (name,) = (i.name for i in self._session.get_inputs())
+        scores: npt.NDArray[np.float32]
         (scores,) = self._session.run(None, {name: _network_input(images)})
-        found: npt.NDArray[np.float32] = scores
-        return found
+        return scores
 
     def _decode(self, classes: npt.NDArray[np.int64]) -> str:
         """CTC: equal neighbours are one character, then blanks fall out."""

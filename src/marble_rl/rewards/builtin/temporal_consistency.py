@@ -10,8 +10,6 @@ stay, so that of two bad videos the worse one scores lower.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,22 +17,25 @@ from torch import Tensor
 from marble_rl.mini import embedded
 from marble_rl.rewards.builtin.embedder import ClipEmbedder
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Scores, Traits
+from marble_rl.section import ModelPath, Section
 
 
 class TemporalConsistency(RewardBase):
     """How steady a video's pictures are: cosines of CLIP embeddings between frames. A still video scores highest.
 
-    ``model`` is a `CLIPModel` in transformers' format: a hub id, a folder, or `mini`. A single frame gets no score.
+    A single frame gets no score.
     """
 
-    traits = Traits(range=(-1.0, 1.0), deterministic=True, media="video")
+    class Params(Section):
+        model: ModelPath = "openai/clip-vit-base-patch32"
+        """Hub id or folder of a `CLIPModel` in transformers' format, or `mini`."""
 
-    def __init__(self, model: str = "openai/clip-vit-base-patch32") -> None:
-        self.model = model
-        self._clip: Any = None
+    params: Params
+    traits = Traits(range=(-1.0, 1.0), deterministic=True, media="video")
+    _clip: ClipEmbedder
 
     def load(self, device: torch.device) -> None:
-        self._clip = ClipEmbedder(embedded(self.model, "clipscore"), device)
+        self._clip = ClipEmbedder(embedded(self.params.model, "clipscore"), device)
 
     def score(self, batch: RewardBatch) -> Scores:
         # One video after the other: memory for one, and a score that does not depend on the rest of the batch.

@@ -26,7 +26,7 @@ def read_tensors(file: Path, key: str, advice: str) -> dict[str, Tensor]:
         )
     except FileNotFoundError:
         raise InputError(f"{key}: no such file: {file}; {advice}") from None
-    except Exception as error:  # of many kinds, according to what is wrong with the file
+    except Exception as error:  # the type depends on what is wrong with the file
         reason = str(error).strip().split("\n")[0]
         raise InputError(f"{key}: {file} cannot be read as tensors, and nothing else is unpickled ({reason})") from None
     if isinstance(stored, Mapping) and isinstance(stored.get("state_dict"), Mapping):
@@ -53,12 +53,12 @@ def check_accounted(stored: Mapping[str, Tensor], wanted: Mapping[str, Sequence[
         for name, shape in wanted.items()
         if name in stored and tuple(stored[name].shape) != tuple(shape)
     ]
-    found = {
+    by_problem = {
         "missing": [name for name in wanted if name not in stored],
         "unknown": [name for name in stored if name not in wanted and name not in unused],
         "of another shape": misshapen,
     }
-    problems = [f"{what}: {_listed(names)}" for what, names in found.items() if names]
+    problems = [f"{what}: {_listed(names)}" for what, names in by_problem.items() if names]
     if problems:
         raise InputError("; ".join(problems))
 

@@ -1,4 +1,4 @@
-"""Text rendering, read by Tesseract: a second opinion on what the `ocr` reward claims."""
+"""Text rendering, read by Tesseract: a second opinion on what the `ocr` reward reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter, ImageOps
 
-from marble_rl.rewards.builtin.reading import Match, Mode, ReadingReward, edit_distance
+from marble_rl.rewards.builtin.text_rendering import TextRenderingParams, TextRenderingReward, edit_distance
 from marble_rl.rewards.core.base import Images
 
 LINE_HEIGHT = 96
@@ -25,27 +25,23 @@ SURROUNDINGS = 1 / 8
 """Standard deviation of the blur, of the longer side: wider than letters are thick."""
 
 
-class Tesseract(ReadingReward):
-    """As `ocr`, but read by Tesseract; meant to be held out, as a check on a reader that was trained against.
+class Tesseract(TextRenderingReward):
+    """As `ocr`, but read by Tesseract; meant as an evaluation-only check on a reader that was trained against.
 
-    ``characters``: the only ones that can occur, where that is known. ``mode`` and ``match`` are explained in
-    `ReadingReward`; a `line` is taken for a single word.
+    A `line` is taken for a single word.
     """
 
-    def __init__(
-        self,
-        region: Sequence[float] = (0.0, 0.0, 1.0, 1.0),
-        characters: str = "",
-        mode: Mode = "auto",
-        match: Match = "auto",
-    ) -> None:
-        super().__init__(region, mode, match)
-        self.characters = characters
-        self._command: str | None = None
-        self._environment = dict(os.environ)
+    class Params(TextRenderingParams):
+        characters: str = ""
+        """The only ones that can occur, where that is known; empty: any."""
+
+    params: Params
+    _command: str | None = None
+    _environment: dict[str, str]
 
     def load(self, device: torch.device) -> None:
         edit_distance("tesseract")
+        self._environment = dict(os.environ)
         self._environment.setdefault("OMP_THREAD_LIMIT", str(torch.get_num_threads()))
         self._command = shutil.which("tesseract")
         if self._command is None:
@@ -58,7 +54,7 @@ class Tesseract(ReadingReward):
         return self._run([_page(Image.fromarray(image)) for image in images], SPARSE_TEXT)
 
     def _run(self, pictures: Sequence[Image.Image], segmentation: str) -> list[str]:
-        """All pictures in one call: Tesseract takes a list of files and parts their texts by form feeds."""
+        """All pictures in one call: Tesseract takes a list of files and separates their texts by form feeds."""
         with tempfile.TemporaryDirectory() as folder:
             files = []
             for i, picture in enumerate(pictures):
@@ -66,7 +62,7 @@ class Tesseract(ReadingReward):
                 picture.save(files[-1])
             listing = Path(folder) / "list.txt"
             listing.write_text("\n".join(str(file) for file in files), encoding="utf-8")
-            only = ["-c", f"tessedit_char_whitelist={self.characters}"] if self.characters else []
+            only = ["-c", f"tessedit_char_whitelist={self.params.characters}"] if self.params.characters else []
             done = subprocess.run(
                 [self._command or "tesseract", str(listing), "-", "--psm", segmentation, *only],
                 env=self._environment,
@@ -86,7 +82,7 @@ class Tesseract(ReadingReward):
 
 
 def _line(image: Image.Image) -> Image.Image:
-    """Enlarged, dark letters on light ground, with a margin of the ground's brightness."""
+    """Enlarged, dark letters on a light background, with a margin of the background's brightness."""
     width = max(round(image.width * LINE_HEIGHT / image.height), 1)
     grey = ImageOps.autocontrast(image.convert("L").resize((width, LINE_HEIGHT), Image.Resampling.BICUBIC), cutoff=1)
     ground = int(np.median(np.asarray(grey)))
@@ -98,7 +94,7 @@ def _line(image: Image.Image) -> Image.Image:
 def _page(image: Image.Image) -> Image.Image:
     """How much lighter or darker than its surroundings each point is.
 
-    Tesseract parts black from white at one level for the whole picture, and sees no letters on shaded ground.
+    Tesseract separates black from white at one level for the whole picture, and sees no letters on shaded ground.
     """
     grey = image.convert("L")
     around = grey.filter(ImageFilter.GaussianBlur(max(image.size) * SURROUNDINGS))

@@ -1,8 +1,8 @@
 """Scoring while the next images are sampled.
 
-Rewards are called in lanes, each with threads of its own: one lane for each device, where rewards take turns, because
-reward models need not be safe for several threads and one device gains nothing from two; and one lane for each reward
-that waits for other machines, with as many threads as batches may be under way.
+Rewards are called in lanes, each with its own threads. There is one lane for each device, where rewards take turns:
+reward models need not be thread-safe, and one device gains nothing from two at once. And there is one lane for each
+reward that waits for other machines, with as many threads as batches may be in flight.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from marble_rl.rewards.core.calls import CalledReward
 from marble_rl.types import Prompt, RewardTable
 
 
-class BackgroundScoring:
-    """Scores of N images that arrive in batches."""
+class PendingScores:
+    """The scores of N images that arrive in batches, computed in the background."""
 
     def __init__(self, rewards: Sequence[CalledReward], prompts: Sequence[Prompt], applicable: Tensor) -> None:
         self._rewards = rewards
@@ -59,7 +59,7 @@ class BackgroundScoring:
         return self._table
 
     def close(self) -> None:
-        """Give up what has not been scored; a reward under way is left behind."""
+        """Drop what has not been scored. A call in flight is not waited for."""
         self._closed = True
         for lane in self._lanes.values():
             lane.close()
@@ -85,7 +85,7 @@ class BackgroundScoring:
             return
         try:
             self._fill(column, rows, pixels)
-        except BaseException as error:  # raised in the caller's thread; here it would end the lane, and nobody see it
+        except BaseException as error:  # raised in the caller's thread; here it would end the lane unseen
             self._error = self._error or _failure(self._rewards[column].name, error)
 
     def _fill(self, column: int, rows: range, pixels: Images) -> None:
@@ -100,7 +100,7 @@ class BackgroundScoring:
 
 
 def _failure(name: str, error: BaseException) -> Exception:
-    """What is no Exception would end the caller's thread as well, as if the program were done."""
+    """An error that the caller's thread can raise: SystemExit and the like would end it as if the program were done."""
     if isinstance(error, Exception):
         return error
     failure = RewardFailed(f"reward {name!r} failed: {type(error).__name__}: {error}")
@@ -113,8 +113,8 @@ def _lane(reward: CalledReward) -> str:
 
 
 class Lane:
-    """Threads that work off a queue. Daemons: a reward that hangs must not keep a program alive that was told to stop
-    (a ThreadPoolExecutor's threads would)."""
+    """Threads that work off a queue. They are daemons: a reward that hangs must not keep a program alive that was asked
+    to stop. A ThreadPoolExecutor's threads would."""
 
     def __init__(self, threads: int, name: str = "rewards") -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

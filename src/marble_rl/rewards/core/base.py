@@ -1,8 +1,8 @@
 """What a reward is.
 
-A reward scores uint8 images or videos for their prompts, one finite number each. Whether it applies to a prompt is
-asked before any image is scored; where it does not apply it is never called. An image that it cannot judge, although
-its prompt suggested it could, gets None. NaN is always an error.
+A reward scores uint8 images or videos for their prompts, one finite number each. `applies_to` is asked before any image
+is scored; for prompts that it does not apply to, a reward is never called. It returns None for an image that it cannot
+judge although its prompt is applicable. NaN is always an error.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from marble_rl.types import Media, Prompt
+from marble_rl.section import Section
+
+if TYPE_CHECKING:
+    import torch
+
+    from marble_rl.types import Media, Prompt
 
 Images = npt.NDArray[np.uint8]
 Scores = Sequence[float | None]
-"""One finite number for each image; None where the reward has nothing to say about it."""
+"""One finite number for each image, or None where the reward cannot judge it."""
 Precision = Literal["float32", "bfloat16", "float16"]
 METADATA = "metadata"
 """Argument under which a function gets the prompts' metadata."""
@@ -32,16 +36,17 @@ METADATA = "metadata"
 
 @dataclass(frozen=True)
 class Traits:
-    """What a reward declares about itself. The first three can be overruled by its entry in the config."""
+    """What a reward declares about itself. Its entry in the config overrides batch_size, device, precision, retries and
+    (by `cache`) deterministic."""
 
     batch_size: int | None = None
-    """Most images in one call; None takes them as they come."""
+    """Most images in one call; None: no limit."""
     device: str | None = None
     """Where it has to run, such as `cpu`; None: where the trained model is."""
     precision: Precision = "float32"
-    """Lower ones run its torch operations under autocast."""
+    """A lower one runs its torch operations under autocast."""
     range: tuple[float, float] = (-math.inf, math.inf)
-    """Lowest and highest score there can be. One beyond it is an error."""
+    """Lowest and highest possible score. A score outside is an error."""
     higher_is_better: bool = True
     """If not, its scores count with the opposite sign everywhere."""
     deterministic: bool = False
@@ -49,10 +54,10 @@ class Traits:
     media: Media = "image"
     """What it scores: [B, H, W, 3] or [B, F, H, W, 3]."""
     concurrency: int | None = None
-    """Batches under way at once, for a reward that waits for other machines. None: it computes here, one batch at a
+    """Batches in flight at once, for a reward that waits for other machines. None: it computes here, one batch at a
     time, and takes turns with the other rewards on its device."""
     retries: int = 1
-    """Further attempts after a failure, where the config does not say."""
+    """Further attempts after a failure."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Reward(Protocol):
     """The protocol. Derive from `RewardBase` to write only `score`."""
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether this reward has anything to say about images of the prompt."""
+        """Whether images of the prompt can be scored."""
 
     def load(self, device: torch.device) -> None:
         """Load weights. Called once, after the whole config was checked."""
@@ -78,36 +83,52 @@ class Reward(Protocol):
         """One finite score per image, or None."""
 
 
-_give_up_at: ContextVar[float | None] = ContextVar("give_up_at", default=None)
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
 @contextmanager
-def giving_up_after(seconds: float) -> Iterator[None]:
-    """Around a call for whose answer nobody waits longer, in the thread that makes it."""
-    token = _give_up_at.set(time.monotonic() + seconds)
+def deadline_in(seconds: float) -> Iterator[None]:
+    """Set a deadline for calls made in this thread."""
+    token = _deadline.set(time.monotonic() + seconds)
     try:
         yield
     finally:
-        _give_up_at.reset(token)
+        _deadline.reset(token)
 
 
-def seconds_left() -> float | None:
-    """How long this thread's call is still waited for, at least 0; None: until it answers."""
-    end = _give_up_at.get()
+def seconds_to_deadline() -> float | None:
+    """Time left for this thread's call, at least 0; None: it has no deadline."""
+    end = _deadline.get()
     return None if end is None else max(end - time.monotonic(), 0.0)
 
 
 def traits_of(reward: Reward) -> Traits:
-    """What the reward declares; classes that are not derived from `RewardBase` need not declare anything."""
+    """What the reward declares. Classes that are not derived from `RewardBase` need not declare anything."""
     return getattr(reward, "traits", Traits())
 
 
 class RewardBase:
-    """A reward that applies to every prompt and has nothing to load."""
+    """A reward that applies to every prompt and has nothing to load. Derived classes write `score`.
+
+    Parameters are declared by a class `Params` inside it: a `Section`, so that unknown keys are refused and the
+    docstring under a field is its documentation. Paths of type `ModelPath` and `FilePath` count from the config's
+    folder. The checked parameters are in ``self.params``.
+    """
 
     traits = Traits()
     repeats = 0
     """Attempts that it repeated itself within its calls; they are counted as failures and retries in the metrics."""
+    Params: type[Section] = Section
+    """A reward that declares none takes none."""
+    params: Any
+
+    def __init__(self, **params: Any) -> None:
+        self.params = self.params_model(params).model_validate(params)
+
+    @classmethod
+    def params_model(cls, params: Mapping[str, Any]) -> type[Section]:
+        """What checks ``params``. A reward overrides it where one parameter decides which others there are."""
+        return cls.Params
 
     def applies_to(self, prompt: Prompt) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Scores of batches that were scored before.
+"""A cache for the scores of whole batches.
 
 The key is the content of a whole batch, not of one image: a model's score may depend on its batch in the last bits, so
 only the same batch is sure to get the same scores, and a run with a cache stays the run without one, bit for bit.
@@ -14,7 +14,7 @@ from marble_rl.rewards.core.base import RewardBatch, Scores
 from marble_rl.rewards.remote.wire import encode_prompts
 
 BATCHES = 4096
-"""Kept at most; those unused for longest are forgotten."""
+"""Most batches kept; the least recently used are dropped."""
 
 
 class ScoreCache:
@@ -40,7 +40,7 @@ class ScoreCache:
 
 
 def content_key(batch: RewardBatch) -> bytes:
-    """Everything that a reward can see of a batch, in 16 bytes."""
+    """A 16-byte hash of everything that a reward can see of a batch."""
     content = hashlib.blake2b(digest_size=16)
     content.update(json.dumps([batch.images.shape, encode_prompts(batch.prompts)], sort_keys=True).encode())
     content.update(batch.images.tobytes())

@@ -1,6 +1,6 @@
-"""One reward, as its config wants it called: where, how many images at a time, how often again after a failure.
+"""One reward, called with the settings of its config entry: device, batch size, timeout, retries, cache.
 
-The trainer and the server call rewards through here, so that both check and count alike.
+The trainer and the server call rewards through this module, so that both check and count in the same way.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,15 +17,13 @@ import torch
 
 from marble_rl.devices import pick_device
 from marble_rl.errors import InputError, RewardFailed
-from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, giving_up_after, traits_of
+from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, deadline_in, traits_of
 from marble_rl.rewards.core.cache import ScoreCache, content_key
+from marble_rl.rewards.core.retries import AttemptsFailed, RetryPolicy
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Media, Prompt
 
 T = TypeVar("T")
-
-LONGEST_PAUSE = 60.0
-"""Seconds between two attempts at most."""
 
 
 @dataclass
@@ -33,15 +31,15 @@ class Counts:
     """What a reward did so far."""
 
     calls: int = 0
-    """Attempts at a batch, failed ones and those under way included."""
+    """Attempts at a batch, including those that failed or are in flight."""
     images: int = 0
     """Scored; those of cached batches are not among them."""
     failures: int = 0
-    """Attempts that brought no usable scores."""
+    """Attempts that returned no usable scores."""
     retries: int = 0
     """Attempts made because an earlier one failed."""
     cached: int = 0
-    """Batches that had been scored before."""
+    """Batches whose scores came from the cache."""
     seconds: float = 0.0
     """Spent in calls."""
 
@@ -75,7 +73,7 @@ class CalledReward:
 
     @property
     def traits(self) -> Traits:
-        """As the reward declares them; after `load` they may have become more precise."""
+        """As the reward declares them. `load` may change them: a remote reward learns them from its server."""
         return traits_of(self.reward)
 
     @property
@@ -87,7 +85,7 @@ class CalledReward:
         return (prompt.rewards is None or self.name in prompt.rewards) and self.suits(prompt)
 
     def suits(self, prompt: Prompt) -> bool:
-        """The reward's own opinion. Where it has none, that is bad input until it is loaded, then a failure."""
+        """The reward's own `applies_to`. Errors in it are bad input before the reward is loaded, failures after."""
         try:
             return bool(self.reward.applies_to(prompt))
         except InputError as error:
@@ -101,30 +99,30 @@ class CalledReward:
             ) from error
 
     def load(self, device: torch.device) -> None:
-        """Load its weights where its config, the reward itself or the caller wants them."""
+        """Load its weights on the device that its config, else its traits, else the caller names."""
         wanted = self.config.device or self.traits.device
         self.device = device if wanted is None else pick_device(wanted, f"rewards ({self.name}).device")
         self.reward.load(self.device)
         self._loaded = True
 
     def check_device(self) -> None:
-        """Whether the device that the config asks for is there."""
+        """Raise InputError unless the device that the config names exists."""
         if self.config.device is not None:
             pick_device(self.config.device, f"rewards ({self.name}).device")
 
     def score(self, batch: RewardBatch) -> list[float | None]:
-        """Signed so that higher is better; None where the reward has nothing to say. Raises RewardFailed."""
+        """Signed so that higher is better; None where the reward cannot judge. Raises RewardFailed."""
         sign = 1.0 if self.traits.higher_is_better else -1.0
         return [None if score is None else sign * score for score in self.score_unsigned(batch)]
 
     def score_unsigned(self, batch: RewardBatch) -> list[float | None]:
-        """Scores as the reward gives them."""
+        """Scores with the sign that the reward returned."""
         self._check_media(batch)
         size = self.config.batch_size or self.traits.batch_size or len(batch.prompts)
         return [score for part in _split(batch, size) for score in self._cached(part)]
 
     def score_fresh(self, batch: RewardBatch) -> list[float | None]:
-        """One call, whatever was scored before; raises what the reward raises."""
+        """One call without cache and retries; raises what the reward raises."""
         self._check_media(batch)
         return self._attempt(batch)
 
@@ -157,39 +155,31 @@ class CalledReward:
         return scores
 
     def _attempts(self, batch: RewardBatch) -> Scores:
-        failures: list[BaseException] = []
-        for number in range(self.retries + 1):
-            if number:
-                time.sleep(min(self.config.backoff * 2 ** (number - 1), LONGEST_PAUSE))
-                self._count(retries=1)
-            try:
-                return self._attempt(batch)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # a reward that calls sys.exit, or panics in Rust, has failed like others
-                failures.append(error)
-        raise RewardFailed(self._explained(failures, batch)) from failures[-1]
+        policy = RetryPolicy(
+            self.retries,
+            self.config.backoff,
+            on_retry=lambda: self._count(retries=1),
+            errors=BaseException,  # a reward that calls sys.exit, or panics in Rust, has failed like others
+        )
+        try:
+            return policy.call(lambda _: self._attempt(batch))
+        except AttemptsFailed as error:
+            raise RewardFailed(self._explained(error, batch)) from error.failures[-1]
 
-    def _explained(self, failures: Sequence[BaseException], batch: RewardBatch) -> str:
-        row = getattr(failures[-1], "row", 0)
-        known = isinstance(row, int) and 0 <= row < len(batch.prompts)  # somebody's exception may have another `row`
+    def _explained(self, error: AttemptsFailed, batch: RewardBatch) -> str:
+        row = getattr(error.failures[-1], "row", 0)
+        known = isinstance(row, int) and 0 <= row < len(batch.prompts)  # another library's exception may have a `row`
         prompt = batch.prompts[row if known else 0]
-        attempts = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
-        reasons = [f"{type(error).__name__}: {error}" for error in failures]
-        different = [
-            f"{reason} ({reasons.count(reason)} times)" if 1 < reasons.count(reason) < len(reasons) else reason
-            for reason in dict.fromkeys(reasons)
-        ]
         return (
-            f"reward {self.name!r} failed after {attempts} on an image of prompt {prompt.index} "
-            f"({prompt.text!r}): {'; '.join(different)}"
+            f"reward {self.name!r} failed after {error.attempts} on an image of prompt {prompt.index} "
+            f"({prompt.text!r}): {error.reasons(lambda failure: f'{type(failure).__name__}: {failure}')}"
         )
 
     def _check_media(self, batch: RewardBatch) -> None:
         self.check_media("video" if batch.images.ndim == 5 else "image")
 
     def check_media(self, media: Media) -> None:
-        """Whether it scores what the model makes."""
+        """Raise InputError unless it scores what the model makes, images or videos."""
         if media != self.traits.media:
             fix = "wrap it in `type: frames`" if media == "video" else "use it with a model that makes videos"
             raise InputError(f"rewards ({self.name}): scores {self.traits.media}s, but was given {media}s; {fix}")
@@ -213,7 +203,7 @@ def _split(batch: RewardBatch, size: int) -> Iterator[RewardBatch]:
 
 
 class BadScore(ValueError):
-    """What a reward returned is not one usable score for each image."""
+    """A reward did not return one usable score for each image."""
 
     def __init__(self, message: str, row: int = 0) -> None:
         super().__init__(message)
@@ -237,14 +227,14 @@ def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) ->
 
 
 def _with_timeout(call: Callable[[], T], seconds: float | None) -> T:
-    """Run in a thread of its own where a timeout is set; a call that hangs is left behind, not waited for."""
+    """Run in a new thread where a timeout is set. A call that exceeds it is abandoned, not stopped."""
     if seconds is None:
         return call()
     outcome: list[tuple[T | None, BaseException | None]] = []
 
     def target() -> None:
         try:
-            with giving_up_after(seconds):
+            with deadline_in(seconds):
                 outcome.append((call(), None))
         except BaseException as error:  # handed to the caller's thread below
             outcome.append((None, error))

@@ -1,18 +1,25 @@
-"""Where rewards come from: a built-in name, or an import path in the config.
+"""Where rewards come from: a built-in name, or an import path in the config; and how their parameters are checked.
 
-To add a built-in: one file in this folder and one line here.
+To add a built-in: one file in rewards/builtin and one line here.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from marble_rl.errors import InputError, suggestion
-from marble_rl.rewards.core.base import METADATA, FunctionReward, Reward
-from marble_rl.rewards.core.settings import RewardConfig
+from marble_rl.plugins import import_path
+from marble_rl.rewards.core.base import METADATA, FunctionReward, Reward, RewardBase
+from marble_rl.section import FOLDER, Section, explain
+
+if TYPE_CHECKING:
+    from marble_rl.rewards.core.settings import RewardChoice, RewardConfig
 
 BUILT_IN = {
     "clipscore": "marble_rl.rewards.builtin.clip:ClipScore",
@@ -40,35 +47,96 @@ def build_rewards(configs: Sequence[RewardConfig]) -> dict[str, Reward]:
     return {config.name: build_reward(config, f"rewards.{i} ({config.name})") for i, config in enumerate(configs)}
 
 
-def build_reward(config: RewardConfig, where: str) -> Reward:
+def build_reward(choice: RewardChoice, where: str) -> Reward:
     """Construct one reward; ``where`` is the key that errors name."""
-    path = BUILT_IN.get(config.type, config.type)
-    if ":" not in path:
-        raise InputError(
-            f"{where}.type: unknown reward {config.type!r}.{suggestion(config.type, list(BUILT_IN))} "
-            f"Built in: {', '.join(BUILT_IN)}; or an import path `package.module:name`"
-        )
-    target = _import(path, f"{where}.type")
+    target = _find(choice.type, f"{where}.type")
     if inspect.isclass(target):
         missing = [name for name in ("applies_to", "load", "score") if not callable(getattr(target, name, None))]
         if missing:
             raise InputError(
-                f"{where}.type: the class {path} has no method `{missing[0]}`; "
-                "derive it from marble_rl.rewards.core.base.RewardBase, see docs/adding_a_reward.md"
+                f"{where}.type: the class {choice.type} has no method `{missing[0]}`; "
+                "derive it from marble_rl.rewards.RewardBase, see docs/adding_a_reward.md"
             )
-        _check_params(list(inspect.signature(target).parameters.values()), config.params, where)
-        try:
-            return cast(Reward, target(**config.params))
-        except Exception as error:
-            raise InputError(f"{where}.params: {error}") from error
+        reward: Reward = construct(target, choice.params, f"{where}.params")
+        return reward
     if not callable(target):
-        raise InputError(f"{where}.type: {path} is neither a class nor a function")
-    _check_params(_params_of_function(target, f"{where}.type: the function {path}"), config.params, where)
-    return FunctionReward(target, **config.params)
+        raise InputError(f"{where}.type: {choice.type} is neither a class nor a function")
+    arguments = _params_of_function(target, f"{where}.type: the function {choice.type}")
+    _check_arguments(arguments, choice.params, f"{where}.params")
+    return FunctionReward(target, **choice.params)
+
+
+def _find(type_name: str, key: str) -> Any:
+    """The class or function that a `type` names."""
+    path = BUILT_IN.get(type_name, type_name)
+    if ":" not in path:
+        raise InputError(
+            f"{key}: unknown reward {type_name!r}.{suggestion(type_name, list(BUILT_IN))} "
+            f"Built in: {', '.join(BUILT_IN)}; or an import path `package.module:name`"
+        )
+    return import_path(path, key)
+
+
+def construct(target: type, params: Mapping[str, Any], where: str) -> Any:
+    """An object of a class, its parameters checked first: by its `Params`, or by the signature of its constructor."""
+    model = _params_model(target, params, where)
+    if model is None:
+        _check_arguments(list(inspect.signature(target).parameters.values()), params, where)
+    else:
+        try:
+            model.model_validate(params)
+        except ValidationError as error:
+            raise InputError("\n  ".join(explain(error, model, params, f"{where}."))) from None
+    try:
+        return target(**params)
+    except Exception as error:
+        names_key = str(error).partition(":")[0].partition(".")[0] in params
+        raise InputError(f"{where}{'.' if names_key else ': '}{error}") from error
+
+
+def _params_model(target: Any, params: Mapping[str, Any], where: str) -> type[Section] | None:
+    """What checks the parameters; None where the class or function does not declare them."""
+    try:
+        model = target.params_model(params) if hasattr(target, "params_model") else getattr(target, "Params", None)
+    except InputError as error:
+        raise InputError(f"{where}.{error}") from None
+    declares_none = model is Section and target.__init__ is not RewardBase.__init__
+    return None if declares_none else model
+
+
+def with_absolute_paths(type_name: str, params: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Parameters in which paths count from ``folder``, made absolute as the types in the reward's `Params` say.
+
+    Mistakes are left for `build_reward` to report: a run's config can be read where its rewards are not installed. For
+    the same reason a reward is only imported where a parameter names something on this machine.
+    """
+    if not any(os.path.exists(folder / text) or os.path.exists(text) for text in _texts(params.values())):
+        return params
+    try:
+        model = _params_model(_find(type_name, "type"), params, "params")
+        absolute = None if model is None else model.model_validate(params, context={FOLDER: folder})
+    except (InputError, ValidationError):
+        return params
+    return params if absolute is None else _with_texts(params, absolute.model_dump(mode="json", exclude_unset=True))
+
+
+def _texts(values: Iterable[Any]) -> Iterable[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield os.path.expanduser(value)
+        elif isinstance(value, Mapping):
+            yield from _texts(value.values())
+
+
+def _with_texts(given: Any, absolute: Any) -> Any:
+    """``given`` with the texts of ``absolute``; numbers stay as they were written."""
+    if isinstance(given, Mapping) and isinstance(absolute, Mapping):
+        return {name: _with_texts(value, absolute.get(name, value)) for name, value in given.items()}
+    return absolute if isinstance(given, str) and isinstance(absolute, str) else given
 
 
 def _params_of_function(function: Callable[..., Any], what: str) -> list[inspect.Parameter]:
-    """Images, prompts and metadata are ours to give; the rest are the config's params."""
+    """The arguments besides images, prompts and metadata."""
     needed = "it must take (images, prompts, ...) by position, see docs/adding_a_reward.md"
     try:
         signature = inspect.signature(function)
@@ -82,22 +150,7 @@ def _params_of_function(function: Callable[..., Any], what: str) -> list[inspect
     return [p for p in parameters if p.name not in ours and p.kind is not p.VAR_POSITIONAL]
 
 
-def _import(path: str, where: str) -> Any:
-    module_name, _, name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever somebody else's module does while it is imported
-        raise InputError(
-            f"{where}: cannot import {module_name!r} ({type(error).__name__}: {error}); "
-            "mend it, install it, or put its folder on PYTHONPATH"
-        ) from error
-    if not hasattr(module, name):
-        public = [n for n in vars(module) if not n.startswith("_")]
-        raise InputError(f"{where}: {module_name!r} has no {name!r}.{suggestion(name, public)}")
-    return getattr(module, name)
-
-
-def _check_params(parameters: Sequence[inspect.Parameter], params: Mapping[str, Any], where: str) -> None:
+def _check_arguments(parameters: Sequence[inspect.Parameter], params: Mapping[str, Any], where: str) -> None:
     """Refuse unknown and missing arguments by name."""
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -105,17 +158,13 @@ def _check_params(parameters: Sequence[inspect.Parameter], params: Mapping[str, 
     for key in params:
         if key not in names:
             raise InputError(
-                f"{where}.params: unknown argument {key!r}.{suggestion(key, names)} Valid: {', '.join(names) or 'none'}"
+                f"{where}.{key}: unknown key {key!r}.{suggestion(key, names)} Valid: {', '.join(names) or 'none'}"
             )
     for p in parameters:
         if p.default is p.empty and p.kind is not p.VAR_POSITIONAL and p.name not in params:
-            raise InputError(f"{where}.params: argument {p.name!r} is missing; add it")
+            raise InputError(f"{where}.{p.name}: is missing; add it")
 
 
 def describe_built_in() -> dict[str, str]:
     """The first line of each built-in reward's docstring."""
-    described = {}
-    for name, path in BUILT_IN.items():
-        target = _import(path, name)
-        described[name] = (inspect.getdoc(target) or "").split("\n")[0]
-    return described
+    return {name: (inspect.getdoc(_find(name, name)) or "").split("\n")[0] for name in BUILT_IN}

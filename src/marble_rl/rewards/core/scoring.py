@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.errors import InputError
-from marble_rl.rewards.core.background import BackgroundScoring
+from marble_rl.rewards.core.background import PendingScores
 from marble_rl.rewards.core.base import Reward
 from marble_rl.rewards.core.calls import CalledReward, Counts
 from marble_rl.rewards.core.settings import RewardConfig
@@ -22,7 +22,7 @@ from marble_rl.types import Media, Prompt, RewardTable
 
 
 class Scorer:
-    """The rewards of a run, ready to score. Their models are loaded once, for training and evaluation."""
+    """The rewards of a run. Their models are loaded once, for training and evaluation."""
 
     def __init__(self, configs: Sequence[RewardConfig], rewards: Mapping[str, Reward]) -> None:
         self._rewards = {config.name: CalledReward(config, rewards[config.name]) for config in configs}
@@ -36,7 +36,7 @@ class Scorer:
         return self._rewards[name]
 
     def load(self, device: torch.device) -> list[str]:
-        """Load every reward's weights. Optional rewards that cannot be loaded are left out, and remarked on."""
+        """Load every reward's weights. Optional rewards that cannot be loaded are left out; returns remarks on them."""
         remarks = []
         for name, reward in list(self._rewards.items()):
             try:
@@ -50,7 +50,7 @@ class Scorer:
         return remarks
 
     def check_applicability(self, names: Sequence[str], prompts: Sequence[Prompt]) -> None:
-        """Each of these rewards must have a prompt to learn from."""
+        """Raise InputError unless each of these rewards applies to one of the prompts."""
         for name in names:
             if not any(self._rewards[name].applies_to(prompt) for prompt in prompts):
                 raise InputError(
@@ -68,20 +68,20 @@ class Scorer:
     @contextmanager
     def in_background(
         self, names: Sequence[str], prompts: Sequence[Prompt], off: Collection[str] = ()
-    ) -> Iterator[BackgroundScoring]:
+    ) -> Iterator[PendingScores]:
         """Score batch after batch of the prompts' images while the caller goes on. Rewards that are ``off`` have their
         columns in the table, but apply to nothing."""
         rewards = [self._rewards[name] for name in names]
         cells = [r.name not in off and r.applies_to(prompt) for prompt in prompts for r in rewards]
         applicable = torch.tensor(cells, dtype=torch.bool).reshape(len(prompts), len(rewards))
-        scoring = BackgroundScoring(rewards, prompts, applicable)
+        scoring = PendingScores(rewards, prompts, applicable)
         try:
             yield scoring
         finally:
             scoring.close()
 
     def clipped(self, table: RewardTable) -> RewardTable:
-        """The scores within the bounds that the config sets to what training may tell apart."""
+        """The scores clamped to the bounds that `clip` sets for training."""
         values = table.values.clone()
         for column, name in enumerate(table.names):
             reward = self._rewards[name]
@@ -90,16 +90,16 @@ class Scorer:
                 if not reward.traits.higher_is_better:  # the table holds minus the reward's own units
                     low, high = (None if high is None else -high), (None if low is None else -low)
                 values[:, column].clamp_(low, high)
-        # Cells that no reward applies to stay 0, as everywhere.
+        # Cells where the reward does not apply stay 0, as everywhere.
         return replace(table, values=torch.where(table.applicable, values, table.values))
 
     def check_media(self, media: Media) -> None:
-        """Whether every reward scores what the model makes."""
+        """Raise InputError unless every reward scores what the model makes, images or videos."""
         for reward in self._rewards.values():
             reward.check_media(media)
 
     def check_devices(self) -> None:
-        """Whether the devices that the config asks for are there."""
+        """Raise InputError unless the devices that the config names exist."""
         for reward in self._rewards.values():
             reward.check_device()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
-from marble_rl.section import Name, Section
+from marble_rl.section import FOLDER, Name, Section
 
 
 class WatchConfig(Section):
-    """Watching a held-out reward during training, for signs that the trained ones are being exploited."""
+    """Watching an evaluation-only reward during training, for signs that the trained ones are being exploited."""
 
     action: Literal["warn", "stop"] = "warn"
     """What to do when it falls while the trained rewards rise: `warn`, or `stop` the run with everything saved."""
@@ -18,22 +18,38 @@ class WatchConfig(Section):
     """Rollouts whose mean is compared with that of as many earlier ones."""
 
 
-class RewardConfig(Section):
-    """One reward."""
+class RewardChoice(Section):
+    """Which reward, and its parameters."""
 
     type: str
     """A built-in (`marble rewards list`), or the import path `package.module:name` of a function or class."""
+    params: dict[str, Any] = {}
+    """Parameters of the reward."""
+
+    @field_validator("params")
+    @classmethod
+    def _absolute_paths(cls, params: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """While a config is loaded, make the paths in it absolute."""
+        folder = (info.context or {}).get(FOLDER)
+        if folder is None or "type" not in info.data:  # a wrong type is reported by itself
+            return params
+        from marble_rl.rewards.core.registry import with_absolute_paths
+
+        return with_absolute_paths(info.data["type"], params, folder)
+
+
+class RewardConfig(RewardChoice):
+    """One reward."""
+
     name: Name
     """Its name in metrics, tables and elsewhere in this config."""
-    params: dict[str, Any] = {}
-    """Arguments of the reward."""
     held_out: bool = False
-    """Scored in evaluations only, never trained on."""
+    """Evaluation-only: scored in evaluations, never trained on."""
     optional: bool = False
-    """Only for held-out rewards: go on without it where it cannot be loaded (a package is missing, say)."""
+    """Only for evaluation-only rewards: go on without it where it cannot be loaded (a package is missing, say)."""
     watch: WatchConfig | None = None
-    """Only for held-out rewards: score it on the training images too (`watch/<name>`), and sound the alarm when it
-    falls while the trained rewards rise; null does not."""
+    """Only for evaluation-only rewards: score it on the training images too (`watch/<name>`), and sound the alarm when
+    it falls while the trained rewards rise; null does not."""
     clip: tuple[float | None, float | None] | None = None
     """[lowest, highest] score that training tells apart, in the reward's own units, null for no bound. Beyond it more
     brings no advantage; logs and evaluations show the scores as they are."""
@@ -54,9 +70,10 @@ class RewardConfig(Section):
     backoff: NonNegativeFloat = 0.5
     """Seconds before the first further attempt, doubled for each one after it."""
     timeout: PositiveFloat | None = None
-    """Seconds that one call may take; null waits for ever."""
+    """Seconds that one call may take; null sets no limit."""
 
     def on_at(self, step: int) -> bool:
+        """Whether its schedule covers a step."""
         if self.schedule is None:
             return True
         return any(begin <= step and (end is None or step < end) for begin, end in self.schedule)

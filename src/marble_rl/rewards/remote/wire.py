@@ -1,12 +1,12 @@
-"""What reward servers and their clients say to each other.
+"""The format of requests to reward servers and of their replies.
 
-A batch travels as one line of JSON, then the pixels as they lie in memory:
+A batch is one line of JSON, then the pixels as they are in memory:
 
     {"shape": [B, H, W, 3], "prompts": [{"index": 0, "text": "a kite", "source": "things", "metadata": {}}, ...]}\n
     B * H * W * 3 bytes
 
 For videos the shape is [B, F, H, W, 3]. Scores come back as JSON numbers in Python's shortest exact form, so that no
-bit of a float64 is lost; null where the reward has nothing to say. Nothing that is received is ever unpickled.
+bit of a float64 is lost; null where the reward does not apply to the image. Nothing that is received is unpickled.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from marble_rl.rewards.core.base import Images, RewardBatch, Traits
 from marble_rl.types import Prompt
 
 PROTOCOL = 2
-"""Raised when a server and a client of different versions would misunderstand each other."""
+"""Increased with every change after which a server and a client of different versions would misread each other."""
 TOKEN_VARIABLE = "MARBLE_REWARDS_TOKEN"
 SERVED_TRAITS = ("higher_is_better", "deterministic", "media")
 PROMPT_FIELDS = {"index": int, "text": str, "source": str, "metadata": dict}
 
 
 class Malformed(ValueError):
-    """A message that does not keep to the format above."""
+    """A request or reply that is not in the format above."""
 
 
 def encode_prompts(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
@@ -94,9 +94,9 @@ def decode_object(text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise Malformed("not a JSON object") from None
+        value = None
     if not isinstance(value, dict):
-        raise Malformed("not a JSON object")
+        raise Malformed(f"not a JSON object: {text[:80]!r}")
     return value
 
 
@@ -114,13 +114,13 @@ def decode_scores(reply: dict[str, Any], count: int) -> list[float | None]:
 
 
 def encode_traits(traits: Traits) -> dict[str, Any]:
-    """What a client must know of a served reward."""
+    """What a reward declares, as far as clients need it."""
     low, high = (bound if math.isfinite(bound) else None for bound in traits.range)
     return {"range": [low, high], **{name: getattr(traits, name) for name in SERVED_TRAITS}}
 
 
 def decode_traits(served: Any) -> Traits:
-    """Those of a reward on a server, as it describes it in its health."""
+    """What a reward on a server declares, from the reply to `GET /health`."""
     try:
         low, high = served["range"]
         bounds = (-math.inf if low is None else float(low), math.inf if high is None else float(high))

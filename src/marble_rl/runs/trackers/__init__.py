@@ -1,6 +1,6 @@
-"""Trackers show a run while it goes on. Each is one file named like its `type`, its package and its extra.
+"""Trackers show a run while it trains. Each is one file with the name of its `type`, its package and its extra.
 
-They watch: no result depends on them, and one that fails is dropped with a warning while the run goes on.
+No result depends on them. A tracker that fails is dropped with a warning, and the run continues.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from types import TracebackType
 from marble_rl.config import RunConfig
 from marble_rl.config.trackers import TrackerConfig
 from marble_rl.errors import InputError, MarbleError
-from marble_rl.types import Metrics
-from marble_rl.storage import write_json
 from marble_rl.runs.trackers.base import TrackedRun, Tracker
+from marble_rl.storage import write_json
+from marble_rl.types import Metrics
 
 IDENTITIES = "trackers.json"
-"""File in the run folder with what each tracker calls the run."""
+"""File in the run folder with the id of the run in each tracker."""
 
 
 def check_trackers(trackers: Sequence[TrackerConfig]) -> None:
-    """Whether each is there once, and its package installed."""
+    """Refuse a tracker that is given twice, or whose package is not installed."""
     kinds = [tracker.type for tracker in trackers]
     for i, kind in enumerate(kinds):
         if kind in kinds[:i]:
             raise InputError(f"logging.trackers.{i}: {kind} is given twice; give each tracker once")
-        found = importlib.util.find_spec(kind)
-        if found is None or found.origin is None:  # a folder that a tracker made here is no package
+        package = importlib.util.find_spec(kind)
+        if package is None or package.origin is None:  # no origin: a folder of that name, which a tracker made here
             raise InputError(
                 f"logging.trackers.{i}: {kind} needs the package {kind}, which is not installed; "
                 f"pip install 'marble-rl[{kind}]'"
@@ -39,7 +39,7 @@ def check_trackers(trackers: Sequence[TrackerConfig]) -> None:
 
 
 class Trackers:
-    """All trackers of a run, in its first process. Started on entry; on exit told how the run ended."""
+    """All trackers of a run, on rank 0. Entering starts them; leaving passes the exit code of the run to them."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class Trackers:
         self._each("finish", lambda tracker: tracker.finish(code))
 
     def image(self, step: int, grid: Path) -> None:
-        """The grid of a rollout. It waits for the figures of ``step``, the first that trains on the rollout.
+        """Show the grid of a rollout with the metrics of ``step``, the first that trains on the rollout.
 
-        A step that never ends is taken again after --resume, grid and all; and a rollout that was begun before an
-        interruption had its grid shown then. So nothing is shown twice, and nothing missed.
+        So each grid is shown once: a step that was interrupted is made again after --resume, with its grid, and a
+        rollout of which one step was logged before has shown its grid then.
         """
         self._grid = (step, grid)
 
@@ -99,7 +99,7 @@ class Trackers:
             self._guarded(kind, action, partial(call, tracker), step)
 
     def _guarded(self, kind: str, action: str, call: Callable[[], None], step: int | None = None) -> None:
-        """A network or disk that fails here must not cost the run: the tracker is left out from then on."""
+        """Call a tracker; if it raises, warn and drop it. A failing network or disk must not stop the run."""
         try:
             call()
         except Exception as error:
@@ -107,5 +107,5 @@ class Trackers:
             when = "" if step is None else f" step {step}"
             self._say(
                 f"warning: the tracker {kind} could not {action}{when} ({type(error).__name__}: {error}). "
-                f"The run goes on without it; metrics.jsonl and samples/ in {self._folder} have everything"
+                f"The run continues without it; metrics.jsonl and samples/ in {self._folder} have everything"
             )

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run, and what it must be able to do."""
+"""The interface of a tracker, and the description of a run that it gets."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class TrackedRun:
     folder: Path
     config: RunConfig
     first_step: int
-    """The first step that will be logged: 0, or where the checkpoint ends that the run goes on from."""
+    """The first step that will be logged: 0, or the step of the checkpoint that the run resumes from."""
     logged: int
-    """Steps that an earlier part of the run logged; more than ``first_step`` if it crashed after its checkpoint."""
+    """Steps that the run logged before it was resumed; more than ``first_step`` if it crashed after its checkpoint."""
     identity: str | None
-    """What the tracker called this run (`Tracker.identity`) in an earlier part of it; None where it is new to it."""
+    """`Tracker.identity` from before the run was resumed; None if this tracker has not seen the run yet."""
 
     @property
     def name(self) -> str:
@@ -32,13 +32,13 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """A started tracker. Whatever it raises costs the run its tracker, and nothing else."""
+    """A started tracker. If it raises, it is dropped, and the run continues."""
 
     identity: str
-    """What finds the run again after --resume."""
+    """Id with which the tracker finds the run again after --resume."""
 
     def log(self, step: int, metrics: Metrics, grid: Path | None) -> None:
-        """Figures of a step, with the image grid of the rollout that it begins, if one was drawn."""
+        """Metrics of a step; with the image grid of its rollout, if this is the rollout's first step and has a grid."""
 
     def finish(self, exit_code: int) -> None:
         """The run ended, with the exit code of its command."""

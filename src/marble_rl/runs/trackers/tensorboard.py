@@ -11,17 +11,17 @@ from torch.utils.tensorboard import SummaryWriter
 
 from marble_rl.config.loading import to_yaml
 from marble_rl.config.trackers import TensorboardTracker
-from marble_rl.types import Metrics
 from marble_rl.runs.trackers.base import GRID, TrackedRun
+from marble_rl.types import Metrics
 
 
 class EventFiles:
-    """A further event file for each part of a run; all of them together are the run."""
+    """A new event file each time the run is started or resumed; all of them together are the run."""
 
     def __init__(self, settings: TensorboardTracker, run: TrackedRun) -> None:
         folder = _folder(settings, run)
         self.identity = str(folder)
-        # Readers drop what an earlier part logged from purge_step on: those steps are taken again.
+        # Readers drop the steps from purge_step on of earlier files: those steps are made again.
         self._writer = SummaryWriter(str(folder), purge_step=run.first_step)
         self._writer.add_text("config", f"```yaml\n{to_yaml(run.config)}```", run.first_step)
 
@@ -38,9 +38,9 @@ class EventFiles:
 
 
 def _folder(settings: TensorboardTracker, run: TrackedRun) -> Path:
-    """In a folder for all runs, one of its own: what another run of that name logged would be dropped by readers."""
+    """A separate folder for each run in `dir`: readers would drop what another run of the same name logged."""
     if settings.dir is None:
-        return run.folder / "tensorboard"  # wherever the run is by now
+        return run.folder / "tensorboard"  # also if the run folder was moved
     if run.identity is not None and Path(run.identity).parent == settings.dir:
         return Path(run.identity)
     names = chain([run.name], (f"{run.name}-{i}" for i in count(2)))

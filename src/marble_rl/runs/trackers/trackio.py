@@ -12,17 +12,17 @@ import trackio
 
 from marble_rl.config import dump_config
 from marble_rl.config.trackers import TrackioTracker
-from marble_rl.types import Metrics
 from marble_rl.runs.trackers.base import GRID, TrackedRun
+from marble_rl.types import Metrics
 
 
 class TrackioRun:
-    """It knows runs by project and name alone; after --resume the newest of that name goes on."""
+    """Trackio identifies runs by project and name; after --resume the newest run of that name is continued."""
 
     def __init__(self, settings: TrackioTracker, run: TrackedRun) -> None:
         name = settings.name or run.name
         self.identity = "/".join([settings.space_id or "local", settings.project, name])
-        with redirect_stdout(sys.stderr):  # it prints where the command's results go
+        with redirect_stdout(sys.stderr):  # trackio prints to stdout, which is for the command's results
             self._run = trackio.init(
                 project=settings.project,
                 name=name,
@@ -30,10 +30,10 @@ class TrackioRun:
                 config=json.loads(dump_config(run.config)),
                 resume="allow" if run.identity == self.identity else "never",
             )
-        self._kept = self._run._next_step  # no public name: the first step that it does not have yet
+        self._kept = self._run._next_step  # private, no public name: the first step that it does not have yet
 
     def log(self, step: int, metrics: Metrics, grid: Path | None) -> None:
-        # It would store a step a second time. Those that it has from before a crash are the same ones.
+        # Steps that it has from before a crash are skipped: it would store them twice, and their values are the same.
         if step >= self._kept:
             pictures = {} if grid is None else {GRID: trackio.Image(str(grid), caption=f"step {step}")}
             logged: dict[str, Any] = {**metrics, **pictures}

@@ -1,4 +1,4 @@
-"""Weights & Biases: figures and pictures on its server, or in the run folder until `wandb sync` sends them."""
+"""Weights & Biases: metrics and images on its server, or in the run folder until `wandb sync` uploads them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import wandb
 
 from marble_rl.config import dump_config
 from marble_rl.config.trackers import WandbTracker
-from marble_rl.types import Metrics
 from marble_rl.runs.trackers.base import GRID, TrackedRun
+from marble_rl.types import Metrics
 
 
 class WandbRun:
-    """One run of theirs for one run folder: its id is kept there, and given again after --resume."""
+    """One wandb run for one run folder, continued after --resume by its id."""
 
     def __init__(self, settings: WandbTracker, run: TrackedRun) -> None:
         self._run = wandb.init(
@@ -29,11 +29,11 @@ class WandbRun:
             dir=str(run.folder),
             id=run.identity,
             resume=None if run.identity is None else "allow",
-            settings=wandb.Settings(console="off"),  # which would catch the progress bar
+            settings=wandb.Settings(console="off"),  # otherwise it captures the progress bar
         )
         self.identity: str = self._run.id
-        # Its history only grows: steps that it has from before a crash it keeps, and they are the same ones. The server
-        # says which; an offline run begins a new file, and has those that were logged.
+        # Steps that wandb has from before a crash cannot be replaced; their values are the same, so they are skipped.
+        # Online, the server knows how many there are. Offline, each start has a new file: count what was logged.
         offline_has = run.logged if self._run.offline and run.identity is not None else 0
         self._kept = max(self._run.starting_step, offline_has)
 

@@ -1,0 +1,176 @@
+"""Stage 7: what a balancing rule is. A new rule is one class in one file (docs/adding_a_rule.md).
+
+A rule decides what an update optimises. In an ordinary step it combines the K advantages of each sample into one
+(`combine`), which costs one backward pass. In the steps for which `needs_gradients` is true it gets one gradient per
+reward and weighs them (`weigh`).
+
+Both answers change nothing. What a rule wants to remember is part of its answer, and `commit` takes it over once the
+update was applied: a step that fails leaves no trace.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from marble_rl.advantages import Scored
+from marble_rl.errors import InputError, require_name
+from marble_rl.gradients.accumulate import RewardGradients
+from marble_rl.section import Section, SectionClass, Weights
+from marble_rl.types import Metrics
+
+
+class BalanceSettings(Section):
+    """How the rewards are combined."""
+
+    type: str
+
+    @classmethod
+    def describing(cls, tree: Any) -> SectionClass:
+        from marble_rl.balancing.registry import RULES
+
+        return RULES.settings_for(tree) if cls is BalanceSettings else cls
+
+
+class GradientSettings(BalanceSettings):
+    """What all rules have in common that ask for one gradient per reward."""
+
+    gradients: Literal["fused", "passes"] = "fused"
+    """`fused`: the gradients of all rewards from one backward pass. `passes`: one pass for each, to compare with."""
+    probe_weights: Weights = {}
+    """Weights of the weighted-sum direction that is measured beside the rule's own (`ws_...` metrics); 1 where not
+    given. They do not influence training."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The one advantage of an ordinary step."""
+
+    advantage: Tensor
+    """[N], within +-A_max"""
+    coefficients: Tensor | None = None
+    """[K] on the per-reward advantages, where the rule has such; for the log"""
+    state: Any = None
+    """What `commit` takes over"""
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """What a rule makes of one gradient per reward."""
+
+    weights: Tensor
+    """[K] float64: the reward update is sum_k weights_k g_k"""
+    coefficients: Tensor | None = None
+    """[K] on the per-reward advantages in the steps after this one; for the log"""
+    figures: Metrics = field(default_factory=dict)
+    """Further figures for the log, such as `qp/norm`"""
+    state: Any = None
+    """What `commit` takes over"""
+
+
+class Balancer(ABC):
+    """A balancing rule."""
+
+    Settings: ClassVar[type[BalanceSettings]]
+    """Its section of the config; derived from `GradientSettings` if it ever needs gradients"""
+    label: ClassVar[str]
+    """Its name for people"""
+    about: ClassVar[str]
+    """How it trains K rewards, to follow "trained on K rewards", such as "at once, as a weighted sum\""""
+    solves: ClassVar[bool] = False
+    """Whether `qp/kkt_residual` is the error of a problem that it solves exactly"""
+    metric: Literal["euclidean", "adam"] = "euclidean"
+    """Inner product of the Gram matrices that `weigh` gets (gradients/metric.py)"""
+
+    def __init__(self, settings: Any, rewards: Sequence[str], *, adv_clip: float, seed: int) -> None:
+        self.settings = settings
+        self.rewards = tuple(rewards)
+
+    @classmethod  # noqa: B027  a rule may have nothing to check
+    def check(cls, settings: Any, rewards: Sequence[str]) -> None:
+        """Raise InputError where the settings do not fit the trained rewards. Called before a model is loaded."""
+
+    @classmethod
+    def uses_gradients(cls) -> bool:
+        """Whether some steps need one gradient per reward."""
+        return issubclass(cls.Settings, GradientSettings)
+
+    @classmethod
+    def sum_weights(cls, settings: Any) -> Mapping[str, float]:
+        """Weights by reward name of the weighted sum that the rule is measured beside; 1 where not given."""
+        return settings.probe_weights if cls.uses_gradients() else {}
+
+    @classmethod
+    def never_opposes(cls, settings: Any) -> bool:
+        """Whether no update can point against a reward's gradient of its own batch."""
+        return False
+
+    def needs_gradients(self, step: int) -> bool:
+        """Whether the step after ``step`` updates needs one gradient per reward."""
+        return False
+
+    @abstractmethod
+    def combine(self, step: int, scored: Scored) -> Combination:
+        """The advantage of an ordinary step, for all samples of the rollout."""
+
+    def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
+        """Weights for the gradients of the K rewards (``gradients`` holds no probe)."""
+        raise NotImplementedError(f"{type(self).__name__} asks for gradients and does not weigh them")
+
+    def weights_for(self, gram: Tensor) -> Tensor:
+        """[K] weights that the rule gives to the gradients behind another Gram matrix [K, K], without its memory."""
+        raise NotImplementedError(f"{type(self).__name__} has no weights for a Gram matrix")
+
+    def coefficients(self, step: int) -> Tensor | None:
+        """[K] on the per-reward advantages of the step after ``step`` updates, where the rule has such."""
+        return None
+
+    def commit(self, state: Any) -> None:  # noqa: B027  a rule may remember nothing
+        """The update was applied: take over the state of the answer that led to it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Small JSON values, for checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  nor have any state
+        """Continue from a checkpoint."""
+
+
+class Scheduled(Balancer):
+    """A rule whose coefficients depend on the step alone."""
+
+    @abstractmethod
+    def coefficients(self, step: int) -> Tensor: ...
+
+    def combine(self, step: int, scored: Scored) -> Combination:
+        """A = sum_k alpha_k A_k"""
+        alpha = self.coefficients(step)
+        return Combination(scored.advantages @ alpha.to(scored.advantages), alpha)
+
+
+def weight_vector(names: Sequence[str], weights: Mapping[str, float], missing: float = 1.0) -> Tensor:
+    """[K] float64 from a mapping by reward name."""
+    return torch.tensor([weights.get(name, missing) for name in names], dtype=torch.float64)
+
+
+def one_hot(names: Sequence[str], name: str) -> Tensor:
+    """[K] float64: all weight on one reward."""
+    return weight_vector(names, {name: 1.0}, missing=0.0)
+
+
+def check_weights(weights: Mapping[str, float], names: Sequence[str], key: str) -> None:
+    """Every name must be a trained reward."""
+    for name in weights:
+        require_name(name, names, key)
+
+
+def check_some_weight(weights: Mapping[str, float], names: Sequence[str], key: str) -> None:
+    """The same, and some weight must be left."""
+    check_weights(weights, names, key)
+    if all(weights.get(name, 1.0) == 0 for name in names):
+        raise InputError(f"{key}: every weight is 0, so there is nothing to train; set one above 0")

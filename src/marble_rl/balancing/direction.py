@@ -1,0 +1,87 @@
+"""The common direction of one batch, from the Gram matrix of its gradients alone (docs/method.md, section 3).
+
+    ghat_k  = g_k / ||g_k||                                                (3) normalise
+    alpha*  = argmin_{simplex} || sum_k alpha_k ghat_k ||^2                (4) harmonise
+    d_final = (sum_k alpha*_k ghat_k) * mean_k ||g_k||                     (5) rescale
+
+Where this decides what the paper leaves open:
+
+- A reward without a gradient in the batch leaves the problem: inside, the min-norm point would be 0.
+- ||d*|| < 1e-6 is Pareto-stationary: no direction is good for all rewards, and the batch gives none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marble_rl.balancing.min_norm import MinNorm, as_gram, min_norm
+
+STATIONARY_NORM = 1e-6
+"""Below this length, relative to the gradients that took part, the min-norm point counts as zero."""
+
+
+@dataclass(frozen=True)
+class Direction:
+    """What one Gram matrix alone says about the update; no history in it."""
+
+    alpha: Tensor
+    """[K] float64: solution of the QP, 0 for rewards that took no part."""
+    weights: Tensor
+    """[K] float64: the reward update is sum_k weights_k g_k."""
+    active: Tensor
+    """[K] bool: the reward has a gradient in this batch."""
+    stationary: bool
+    """The rewards cancel exactly: no direction is good for all of them."""
+    norm: float
+    """Length of the min-norm point, in units of the unit gradients."""
+    kkt_residual: float
+
+
+def common_direction(gram: Tensor, solve: Callable[[Tensor], MinNorm] = min_norm) -> Direction:
+    """Steps 3 to 5 for the *raw* Gram matrix [K, K] of the g_k. ``solve`` takes that of the unit gradients."""
+    g = torch.as_tensor(as_gram(gram))
+    norms = g.diagonal().sqrt()
+    active = norms > 0
+    if not active.any():
+        return _nothing(active)
+    n = norms[active]
+    # Dividing by the norms one after the other cannot underflow where their product would.
+    solution = solve(g[active][:, active] / n[:, None] / n[None, :])
+    alpha = torch.zeros_like(norms)
+    alpha[active] = solution.alpha
+    stationary = solution.norm < STATIONARY_NORM
+    weights = torch.zeros_like(norms) if stationary else rescaled(alpha, norms)
+    return Direction(alpha, weights, active, stationary, solution.norm, solution.kkt_residual)
+
+
+def raw_direction(gram: Tensor) -> Direction:
+    """Step 4 on the gradients as they are: the paper's ablation without normalisation."""
+    g = torch.as_tensor(as_gram(gram))
+    norms = g.diagonal().sqrt()
+    active = norms > 0
+    if not active.any():
+        return _nothing(active)
+    solution = min_norm(g[active][:, active] / norms[active].mean() ** 2)
+    alpha = torch.zeros_like(norms)
+    alpha[active] = solution.alpha
+    stationary = solution.norm < STATIONARY_NORM
+    weights = torch.zeros_like(norms) if stationary else alpha.clone()
+    return Direction(alpha, weights, active, stationary, solution.norm, solution.kkt_residual)
+
+
+def rescaled(alpha: Tensor, norms: Tensor) -> Tensor:
+    """[K] Step 5: weights of the raw gradients that make sum_k alpha_k ghat_k * mean(norms); 0 where there is none."""
+    active = norms > 0
+    weights = torch.zeros_like(norms)
+    weights[active] = alpha[active] * (norms[active].mean() / norms[active])
+    return weights
+
+
+def _nothing(active: Tensor) -> Direction:
+    """No reward has a gradient."""
+    zeros = torch.zeros(len(active), dtype=torch.float64)
+    return Direction(zeros, zeros.clone(), active, stationary=False, norm=0.0, kkt_residual=0.0)

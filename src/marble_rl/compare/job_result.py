@@ -1,0 +1,187 @@
+"""The record of a job, `jobs/NAME.json`: all that the table needs of it. Written last, so a job has one once it ended.
+
+A job that crashed writes one too, with `failed` and without figures: a hole in the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from marble_rl import __version__
+from marble_rl.compare.jobs import JOBS, Job, config_hash, identity
+from marble_rl.config.older import upgraded
+from marble_rl.errors import InputError
+from marble_rl.runs.scores import ImageScores, Scores, WeightsScores
+from marble_rl.storage import Record, storage_errors, write_bytes
+
+NOT_WALL_TIME = ("time/scoring", "time/waiting")
+"""Stages that pass while another one is timed."""
+_HARMONY = ("harmony/", "heldout/", "ws_harmony/", "ws_heldout/", "metric_", "ws_metric_")
+AVERAGED = ("alpha_bar/", "signal/", *_HARMONY, "qp/", "guard/no_signal/")
+"""Figures of metrics.jsonl whose means over the lines that have them are kept."""
+AGAIN = "run the same command again"
+"""What to do where a file of a comparison could not be written."""
+DIGITS = 6
+"""Significant digits of scores per prompt: enough for intervals, and small files."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a job crashed."""
+
+    stage: str
+    """train or evaluate"""
+    exit_code: int
+    last_lines: list[str]
+
+
+class JobResult(Record):
+    """The content of a job's JSON."""
+
+    kind: ClassVar[str] = "the result of a job"
+    fix: ClassVar[str] = "Delete it to run the job again"
+
+    @classmethod
+    def upgraded(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """Rules that had another name count as the same rule; those that are gone keep theirs."""
+        if isinstance(tree.get("config"), dict):
+            with suppress(InputError):
+                return {**tree, "config": upgraded(tree["config"])}
+        return tree
+
+    method: str
+    about: str
+    seed: int
+    overrides: list[str]
+    config: dict[str, Any]
+    """What the result depends on (jobs.identity)."""
+    config_hash: str
+    versions: dict[str, str]
+    failed: Failure | None
+    means: dict[str, float] = Field(default_factory=dict)
+    """Over the evaluated images, by reward."""
+    held_out: list[str] = Field(default_factory=list)
+    """Evaluation-only rewards."""
+    prompts: int = 0
+    images_per_prompt: int = 0
+    prompts_hash: str = ""
+    per_prompt: dict[str, list[float | None]] = Field(default_factory=dict)
+    """Mean over a prompt's images, by reward; null where it does not apply."""
+    steps: int = 0
+    images_per_step: int = 0
+    train_seconds: float = 0.0
+    """In steps; loading models is not counted."""
+    seconds_per_step: float = 0.0
+    evaluate_seconds: float = 0.0
+    training: dict[str, float] = Field(default_factory=dict)
+    """Means of figures of metrics.jsonl."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} seed {self.seed}"
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all; one key a line, so that a repository shows what changed."""
+        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in self.to_json().items())
+        with storage_errors(str(path), AGAIN):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, f"{{\n{lines}\n}}\n".encode())
+
+
+def job_result(job: Job, failed: Failure | None = None, **figures: Any) -> JobResult:
+    """Of a job of this plan: what is known before it runs, and figures."""
+    tree = identity(job.config)
+    return JobResult(
+        method=job.method.name,
+        about=job.method.about,
+        seed=job.seed,
+        overrides=list(job.method.overrides),
+        config=tree,
+        config_hash=config_hash(tree),
+        versions=package_versions(),
+        failed=failed,
+        **figures,
+    )
+
+
+def finished(job: Job, scores: Scores, evaluate_seconds: float) -> JobResult:
+    """From the evaluation and the run's metrics.jsonl."""
+    (weights,) = scores.weights.values()
+    rollout = job.config.rollout
+    lines = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    trained = job.method.weights != "base"
+    return job_result(
+        job,
+        means=weights.means,
+        held_out=scores.held_out_rewards,
+        **_per_prompt(weights),
+        steps=job.config.trainer.steps if trained else 0,
+        images_per_step=rollout.groups * rollout.group_size // rollout.updates if trained else 0,
+        evaluate_seconds=round(evaluate_seconds, 3),
+        **(_training(lines) if trained else {}),
+    )
+
+
+def _per_prompt(weights: WeightsScores) -> dict[str, Any]:
+    prompts: dict[tuple[str, int], list[ImageScores]] = {}
+    for image in weights.images:
+        prompts.setdefault((image.source, image.index), []).append(image)
+    texts = [f"{source} {group[0].prompt}" for (source, _), group in prompts.items()]
+    return {
+        "prompts": len(prompts),
+        "images_per_prompt": len(weights.images) // len(prompts),
+        "prompts_hash": hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16],
+        "per_prompt": {
+            reward: [_mean([image.scores[reward] for image in group]) for group in prompts.values()]
+            for reward in weights.means
+        },
+    }
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
+    known = [score for score in scores if score is not None]
+    return float(f"{sum(known) / len(known):.{DIGITS}g}") if known else None
+
+
+def _training(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Seconds, and means of figures. Seconds come from the steps themselves: an interruption does not count."""
+    seconds = sum(value for line in lines for key, value in line.items() if _is_wall_time(key))
+    columns: dict[str, list[float]] = {}
+    for key, value in ((key, value) for line in lines for key, value in line.items()):
+        if key.startswith(AVERAGED) and math.isfinite(value):
+            columns.setdefault(key, []).append(value)
+    return {
+        "train_seconds": round(seconds, 3),
+        "seconds_per_step": round(seconds / len(lines), 4),
+        "training": {key: float(f"{sum(values) / len(values):.{DIGITS}g}") for key, values in columns.items()},
+    }
+
+
+def _is_wall_time(key: str) -> bool:
+    return key.startswith("time/") and key.count("/") == 1 and key not in NOT_WALL_TIME
+
+
+def package_versions() -> dict[str, str]:
+    versions = {"marble": __version__, "python": platform.python_version()}
+    for package in ("torch", "diffusers", "transformers", "peft"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "none"
+    return versions
+
+
+def read_results(out: Path) -> dict[Path, JobResult]:
+    """All results of a comparison, by file."""
+    return {file: JobResult.read(file) for file in sorted((out / JOBS).glob("*.json"))}

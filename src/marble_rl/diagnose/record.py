@@ -1,0 +1,154 @@
+"""The record of a diagnosis, `diagnosis.json`. Intervals are those of diagnose/intervals.py, None where unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from marble_rl.intervals import Interval
+from marble_rl.storage import Maybe, Record, Text
+
+DIAGNOSIS = "diagnosis.json"
+Figures = dict[str, Interval]
+"""`min_cos`, `mean_cos`, `var_cos` and `conflict` of a direction; empty where no cosine is defined."""
+
+
+@dataclass(frozen=True)
+class DirectionFigures:
+    """How one way to combine the rewards serves each of them. diagnose/analysis.py says what is measured."""
+
+    in_batch: Figures
+    """With the gradients of the batch that the direction was made from."""
+    independent: Figures
+    """With those of another batch."""
+    rest: Figures
+    """With the mean gradient of all other batches."""
+    each: list[Interval | None]
+    """[K] cosine with each reward's mean gradient of the other batches."""
+
+
+@dataclass(frozen=True)
+class AppliedFigures:
+    """Of the step that AdamW takes, on independent batches."""
+
+    min_cos: Interval | None
+    conflict: Interval | None
+
+
+@dataclass(frozen=True)
+class QpFacts:
+    """Of the plain QP on unit gradients, over the batches in which some reward has a gradient."""
+
+    norm: list[NonNegativeFloat]
+    """Length of the min-norm point: the cosine that it guarantees every reward in its own batch."""
+    combined: list[NonNegativeFloat]
+    """Length of the combined gradient, in units of the rewards' mean gradient length."""
+    near_zero: float
+    """Share of batches with a min-norm point shorter than 0.05."""
+
+
+@dataclass(frozen=True)
+class AdvantageFacts:
+    """Are the cosines between gradients those of parameters, or only the correlations of the rewards' advantages?
+
+    g_k = mean_i A_ki s_i. Where the samples' s_i have nothing in common, as in noise, g_k.g_l is
+    mean_i A_ki A_li |s_i|^2 / N: the products of gradients are those of advantages, and the min-norm point is the mix
+    of advantages with the smallest variance. It could be computed without any gradient, and says nothing of what the
+    parameters can do for a reward.
+    """
+
+    correlations: list[list[Maybe]]
+    """[K, K] between the rewards' advantages, mean over the batches where both have any; None where there are none."""
+    agreement: Interval | None
+    """Correlation, over pairs of rewards, of gradients' cosines with advantages' correlations in the same batch; None
+    for less than three rewards."""
+    alpha: list[Interval | None]
+    """[K] of the min-norm point of the gradients, over the batches that have any."""
+    alpha_of_advantages: list[Interval | None]
+    """[K] of the advantages."""
+
+
+@dataclass(frozen=True)
+class ConstructedConflict:
+    """The second reward's gradient turned against the first's."""
+
+    strength: float
+    """0: as it is. 1: exactly opposed."""
+    min_cos: float
+    """Of the min-norm direction, mean over batches."""
+    weighted_sum_min_cos: float
+    """Of the plain sum of the gradients."""
+    norm: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image of the first batch."""
+
+    source: str
+    prompt: Text
+    advantages: list[float | None]
+    """[K]; None where a reward does not apply."""
+
+
+class Diagnosis(Record):
+    """Gradients of one checkpoint on fresh mini-batches."""
+
+    kind: ClassVar[str] = "a diagnosis"
+    fix: ClassVar[str] = "Run marble diagnose again, or delete the file"
+
+    names: tuple[str, ...]
+    """[K] rewards."""
+    step: int | None
+    batches: int
+    images: int
+    """In each batch."""
+    directions: dict[str, DirectionFigures]
+    larger: dict[PositiveInt, dict[str, DirectionFigures]] = Field(default_factory=dict)
+    """The same for batches so many times as large, as far as there are enough."""
+    applied: dict[str, AppliedFigures] = Field(default_factory=dict)
+    signal: dict[PositiveFloat, list[Maybe]]
+    """By batch size relative to the run's: [K]."""
+    cosines: list[list[Maybe]]
+    """[K, K] between the rewards' true gradients; None where one is lost in noise."""
+    advantages: AdvantageFacts | None = None
+    """None in diagnoses of older versions."""
+    qp: QpFacts
+    conflict: list[ConstructedConflict]
+    samples: list[Sample] = Field(default_factory=list)
+    """Of the first batch; results that are kept in a repository are without them."""
+    meanings: dict[str, str] = Field(default_factory=dict)
+    """What each direction is."""
+
+    @classmethod
+    def upgraded(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """An unknown interval was one of three nulls."""
+        upgraded: dict[str, Any] = _unknown_as_null(tree)
+        return upgraded
+
+    @model_validator(mode="after")
+    def _one_value_for_each_reward(self) -> Diagnosis:
+        k = len(self.names)
+        correlations = self.advantages.correlations if self.advantages else []
+        rows = [*self.signal.values(), *self.cosines, *correlations, *(sample.advantages for sample in self.samples)]
+        if any(len(row) != k for row in rows) or len(self.cosines) != k or len(correlations) not in (0, k):
+            raise ValueError(f"expected one value for each of {k} rewards")
+        if not (k and self.directions and self.qp.norm and self.qp.combined):
+            raise ValueError("expected rewards, directions and lengths, got none of one of them")
+        return self
+
+    def by_size(self, direction: str) -> dict[int, Interval]:
+        """Smallest cosine with the mean gradient of all other images, by batch size relative to the run's."""
+        sizes = {1: self.directions, **self.larger}
+        figures = {size: of[direction].rest for size, of in sorted(sizes.items()) if direction in of}
+        return {size: rest["min_cos"] for size, rest in figures.items() if "min_cos" in rest}
+
+
+def _unknown_as_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"mean", "low", "high"} and value["mean"] is None:
+            return None
+        return {key: _unknown_as_null(item) for key, item in value.items()}
+    return [_unknown_as_null(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,156 @@
+"""The content of a run folder. Parts that are missing or damaged become remarks on the page, never errors.
+
+Only a folder without a readable config.json is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from marble_rl.config import RunConfig
+from marble_rl.diagnose.record import DIAGNOSIS, Diagnosis
+from marble_rl.errors import InputError
+from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.scores import SCORES, Scores
+from marble_rl.storage import RecordT
+from marble_rl.types import Metrics
+
+LARGEST = 1e100
+"""Of a value in metrics.jsonl: beyond it squares and sums leave the range of a float."""
+MOST_STEPS = 2**53
+"""Up to here a float counts exactly."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of one metric at the steps that logged it."""
+
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run as far as it has come."""
+
+    folder: Path
+    config: RunConfig
+    lines: list[Metrics]
+    """One an optimizer step, in order; every value is finite"""
+    evaluation: Scores | None
+    samples: list[tuple[int, Path]]
+    """(step, PNG), in order"""
+    modified: float | None
+    """When the last line was logged, in seconds since the epoch"""
+    remarks: list[str] = field(default_factory=list)
+    """What could not be read"""
+    diagnosis: Diagnosis | None = None
+    in_use: bool | None = None
+    """Whether a process trains it; None where that is not known"""
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        return self.config.trained_rewards
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        return tuple(reward.name for reward in self.config.rewards if reward.held_out)
+
+    @property
+    def steps_done(self) -> int:
+        return int(self.lines[-1]["step"]) + 1 if self.lines else 0
+
+    @property
+    def finished(self) -> bool:
+        return self.steps_done >= self.config.trainer.steps
+
+    def series(self, key: str) -> Series:
+        points = [(int(line["step"]), line[key]) for line in self.lines if key in line]
+        return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
+
+    def by_reward(self, prefix: str, names: tuple[str, ...] | None = None) -> dict[str, Series]:
+        """{name: series of prefix/name}, without the rewards that have none."""
+        every = {name: self.series(f"{prefix}/{name}") for name in (self.trained if names is None else names)}
+        return {name: series for name, series in every.items() if series}
+
+    def total(self, key: str) -> float:
+        return math.fsum(self.series(key).values)
+
+
+def read_run(path: Path) -> RunData:
+    """Read a run folder of this version, or of an older one whose config is still understood."""
+    folder = RunFolder(path)
+    config = folder.load_config()
+    remarks: list[str] = []
+    lines = read_metrics(folder.metrics, remarks)
+    evaluation = read_if_whole(Scores, folder.evaluation / SCORES, remarks)
+    diagnosis = read_if_whole(Diagnosis, folder.diagnosis / DIAGNOSIS, remarks)
+    modified = folder.metrics.stat().st_mtime if folder.metrics.exists() else None
+    samples = _samples(folder.samples)
+    return RunData(path, config, lines, evaluation, samples, modified, remarks, diagnosis, folder.in_use())
+
+
+def read_if_whole(record: type[RecordT], file: Path, remarks: list[str]) -> RecordT | None:
+    """None where there is no such file; None, with a remark, where it cannot be read."""
+    if not file.exists():
+        return None
+    try:
+        return record.read(file)
+    except InputError as error:
+        remarks.append(f"Left out: {str(error).replace(str(file), f'{file.parent.name}/{file.name}')}.")
+        return None
+
+
+def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
+    """Complete lines by step; a line that is cut short, or a value that is not a finite number, is left out."""
+    if not file.exists():
+        remarks.append("There is no metrics.jsonl yet: nothing was logged.")
+        return []
+    by_step: dict[int, Metrics] = {}
+    broken = dropped = 0
+    try:
+        rows = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        remarks.append(f"metrics.jsonl could not be read: {error.strerror}.")
+        return []
+    for row in rows:
+        try:
+            entry = json.loads(row)
+            step = _step_of(entry)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            broken += 1
+            continue
+        finite = {str(key): float(value) for key, value in entry.items() if _is_number(value)}
+        dropped += len(entry) - len(finite)
+        by_step[step] = finite
+    if broken:
+        remarks.append(f"{broken} of {len(rows)} lines of metrics.jsonl could not be read and were left out.")
+    if dropped:
+        remarks.append(f"{dropped} values in metrics.jsonl are not finite numbers and were left out.")
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """Neither NaN, which no comparison holds for, nor infinite, nor an integer that no float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+
+
+def _step_of(entry: dict[str, Any]) -> int:
+    """Of a line of metrics.jsonl. Raises ValueError where it is no count."""
+    step = entry["step"]
+    if not (_is_number(step) and float(step).is_integer() and 0 <= step < MOST_STEPS):
+        raise ValueError(f"{str(step)[:40]!r} is not a step")
+    return int(step)
+
+
+def _samples(folder: Path) -> list[tuple[int, Path]]:
+    files = {file: re.fullmatch(r"step-(\d+)", file.stem) for file in folder.glob("step-*.png")}
+    return sorted((int(match[1]), file) for file, match in files.items() if match)

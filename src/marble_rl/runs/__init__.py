@@ -1,0 +1,1 @@
+"""A run's folder, its checkpoints, log, images and trackers."""

@@ -1,0 +1,61 @@
+"""A balancing rule and a loss from outside, by import path in the config: no file of the package is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runs import base_config, lora_bytes, marble, metrics, train, write_config
+
+RULE = {"type": "parts_for_tests:Loudest", "boost": 0.5}
+LOSS = {"type": "parts_for_tests:Pull", "power": 1.5}
+
+
+@pytest.fixture
+def config(tiny_sd3: Path, tmp_path: Path) -> Path:
+    loss = {**base_config(tiny_sd3).get("loss", {}), **LOSS}
+    return write_config(tmp_path / "config.yaml", tiny_sd3, balance=RULE, loss=loss)
+
+
+def test_a_rule_and_a_loss_from_outside_train_and_resume(config: Path, tmp_path: Path) -> None:
+    train(config, tmp_path / "whole", "--set", "trainer.steps=4")
+    lines = metrics(tmp_path / "whole")
+    assert [("loudest/chosen" in line, "harmony/min_cos" in line) for line in lines] == [
+        (True, True),
+        (False, False),
+    ] * 2
+    assert all(line["update/norm"] > 0 for line in lines)
+
+    train(config, tmp_path / "part", "--set", "trainer.steps=3")
+    train(config, tmp_path / "part", "--set", "trainer.steps=4", "--resume")
+    assert lora_bytes(tmp_path / "part") == lora_bytes(tmp_path / "whole")
+
+    outcome = marble("report", tmp_path / "whole")
+    assert outcome.code == 0, outcome.err
+    assert "by the one with the longest gradient" in (tmp_path / "whole" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("balance.boots=2", "balance.boots: unknown key 'boots'. Did you mean 'boost'?"),
+        ("balance.boost=-1", "balance.boost: expected a number above 0, got -1"),
+        ("loss.power=high", 'loss.power: expected a number above 0, got "high"'),
+        ("loss.beta=0.1", "loss.beta: unknown key 'beta'."),
+        ("balance.type=marbel", "balance.type: unknown type 'marbel'. Did you mean 'marble'?"),
+        ("balance.type=parts_for_tests:Loudst", "balance.type: 'parts_for_tests' has no 'Loudst'. Did you mean"),
+        ("balance.type=parts_for_tests:NotARule", "balance.type: parts_for_tests:NotARule is not a class derived from"),
+        ("loss.type=parts_for_tests:Loudest", "loss.type: parts_for_tests:Loudest is not a class derived from"),
+        ("loss.type=nowhere:Thing", "loss.type: cannot import 'nowhere' (ModuleNotFoundError"),
+        ("balance.type=3", "balance.type: expected a name, got 3"),
+        ("balance=loudest", "balance: "),
+    ],
+)
+def test_what_is_wrong_with_a_plug_in_is_named_before_a_model_is_loaded(
+    config: Path, tmp_path: Path, override: str, message: str
+) -> None:
+    outcome = marble("train", config, "--set", override, "--out", tmp_path / "run")
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert not (tmp_path / "run").exists()

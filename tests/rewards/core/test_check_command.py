@@ -1,0 +1,51 @@
+"""`marble rewards check` in process: which prompt is tried, and what is measured where."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from marble_rl.devices import resident
+from marble_rl.rewards.core.check_command import RewardCheck, check_reward
+from marble_rl.rewards.core.registry import build_rewards
+from marble_rl.rewards.core.scoring import Scorer
+from marble_rl.rewards.core.settings import RewardConfig
+from marble_rl.types import Prompt
+
+CPU = torch.device("cpu")
+
+
+def checked(config: RewardConfig, device: torch.device = CPU, prompts: tuple[Prompt, ...] = ()) -> RewardCheck:
+    return check_reward(Scorer([config], build_rewards([config]))[config.name], device, prompts, None)
+
+
+def test_memory_on_the_cpu_is_not_compared_with_that_of_the_run_device() -> None:
+    """A reward kept on the CPU of a machine with a GPU: what the process held before is not the reward's."""
+    found = checked(RewardConfig(type="brightness", name="r", device="cpu"), torch.device("cuda"))
+    assert found.error is None
+    assert found.memory_bytes is not None
+    assert found.memory_bytes < resident() / 2
+
+
+def test_a_sample_prompt_from_outside_its_world_is_passed_over() -> None:
+    found = checked(RewardConfig(type="geneval", name="objects"))
+    assert found.error is None
+    assert found.prompt == "a red marble"
+
+
+def test_a_prompt_of_the_config_from_outside_its_world_is_told() -> None:
+    dog = Prompt(0, "a dog", "mine", {"include": [{"class": "dog", "count": 1}]})
+    found = checked(RewardConfig(type="geneval", name="objects"), prompts=(dog,))
+    assert "detector: photo" in str(found.error)
+
+
+@pytest.mark.parametrize(("what", "says"), [("exit", "SystemExit: 1"), ("cancel", "CancelledError: cancelled")])
+def test_a_reward_that_would_end_the_program_is_told(what: str, says: str) -> None:
+    params = {"what": what, "calls": 1}
+    assert checked(RewardConfig(type="rewards_for_tests:After", name="r", params=params)).error == says
+
+
+def test_an_interrupt_ends_the_check() -> None:
+    params = {"what": "interrupt", "calls": 0}
+    with pytest.raises(KeyboardInterrupt):
+        checked(RewardConfig(type="rewards_for_tests:After", name="r", params=params))

@@ -1,0 +1,176 @@
+"""The journal: one line per step in metrics.jsonl, what happened since the last line, and image grids when due."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from marble_rl.config import RunConfig
+from marble_rl.distributed.world import World
+from marble_rl.prompts import load_prompts
+from marble_rl.rewards.core.registry import build_rewards
+from marble_rl.rewards.core.scoring import Scorer
+from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.images import grid_rows
+from marble_rl.runs.journal import Journal
+from marble_rl.types import Conditioning, Prompt, Rollout
+from runs import base_config
+from thread_ranks import in_threads
+
+CPU = torch.device("cpu")
+
+
+def settings(**changes: Any) -> RunConfig:
+    return RunConfig.model_validate({**base_config(Path("model")), **changes})
+
+
+class Journaled:
+    """A journal of a run folder, with a scorer whose rewards can be called."""
+
+    def __init__(
+        self, folder: Path, config: RunConfig | None = None, step: int = 0, world: World | None = None
+    ) -> None:
+        config = config or settings()
+        folder.mkdir(exist_ok=True)
+        self.folder = RunFolder(folder)
+        self.scorer = Scorer(config.rewards, build_rewards(config.rewards))
+        self.scorer.load(CPU)
+        self.printed = io.StringIO()
+        console = Console(file=self.printed, width=200)
+        self.journal = Journal(config, self.folder, world or World(), self.scorer, CPU, console, step)
+
+    def score(self, images: int) -> None:
+        """The first of a fixed row of images, four at a time."""
+        dice = torch.Generator().manual_seed(0)
+        pixels = torch.stack(
+            [torch.randint(256, (16, 16, 3), generator=dice, dtype=torch.uint8) for _ in range(images)]
+        )
+        self.scorer.score(self.scorer.names, pixels, [Prompt(i, "a kite", "things") for i in range(images)], 4)
+
+    @property
+    def lines(self) -> list[dict[str, float]]:
+        return [json.loads(line) for line in self.folder.metrics.read_text().splitlines()]
+
+
+def rollout(config: RunConfig) -> Rollout:
+    """Black images; those of group i are i in the first channel."""
+    r = config.rollout
+    groups = load_prompts(config.prompts.train, "prompts.train").draw(0, 0, r.groups, r.updates)
+    images = torch.zeros(r.groups * r.group_size, 16, 16, 3, dtype=torch.uint8)
+    images[..., 0] = torch.arange(r.groups).repeat_interleave(r.group_size)[:, None, None]
+    latents = torch.zeros(len(images), 4, 8, 8)
+    return Rollout(groups, groups, r.group_size, latents, images, Conditioning(), torch.linspace(1, 0, 4))
+
+
+def test_a_step_is_one_line_with_sorted_keys(tmp_path: Path) -> None:
+    run = Journaled(tmp_path / "run")
+    with run.journal as journal:
+        journal.log(0, {"reward/small": 0.5, "loss/kl": 0.25})
+        journal.log(1, {"reward/small": 0.75})
+    first, second = run.lines
+    assert (first["step"], first["reward/small"], first["loss/kl"]) == (0, 0.5, 0.25)
+    assert (second["step"], second["reward/small"]) == (1, 0.75)
+    assert "loss/kl" not in second
+    assert list(first) == ["step", *sorted(key for key in first if key != "step")]
+    assert first["memory/peak_mb"] > 10
+    assert "step 2/8  small 0.750" in run.printed.getvalue()
+
+
+def test_times_and_counts_are_those_since_the_last_line(tmp_path: Path) -> None:
+    run = Journaled(tmp_path / "run")
+    with run.journal as journal:
+        with journal.display.stage("rollout"):
+            run.score(8)
+            time.sleep(0.02)
+        journal.log(0, {})
+        run.score(4)  # images of the first batch again
+        journal.log(1, {})
+        journal.log(2, {})
+    first, second, third = run.lines
+    assert first["time/rollout"] >= 0.02
+    assert "time/rollout" not in second
+    for name in ("small", "bright"):
+        assert first[f"time/reward/{name}"] > 0
+        assert first[f"scoring/failures/{name}"] == first[f"scoring/retries/{name}"] == 0
+        assert f"scoring/cached/{name}" not in first
+        assert second[f"scoring/cached/{name}"] == 1
+        assert f"time/reward/{name}" not in second, "a cached batch is no call"
+    assert not [key for key in first if key.endswith("/colour")], "it applies to no image here"
+    assert not [key for key in third if key.startswith(("scoring/", "time/"))], "nothing happened since"
+
+
+def test_a_resumed_journal_drops_the_lines_after_its_checkpoint(tmp_path: Path) -> None:
+    run = Journaled(tmp_path / "run")
+    with run.journal as journal:
+        for step in range(4):
+            journal.log(step, {"reward/small": float(step)})
+    with open(run.folder.metrics, "a") as file:
+        file.write('{"step": 4, "rew')  # cut short by a crash
+    resumed = Journaled(tmp_path / "run", step=2)
+    assert [line["step"] for line in resumed.lines] == [0, 1]
+    with resumed.journal as journal:
+        journal.log(2, {"reward/small": 9.0})
+    assert [(line["step"], line["reward/small"]) for line in resumed.lines] == [(0, 0.0), (1, 1.0), (2, 9.0)]
+
+
+@pytest.mark.parametrize(
+    ("images_every", "grids"),
+    [(None, []), (1, [0, 2, 4, 6]), (4, [0, 4]), (3, [0, 2, 6])],
+    ids=lambda value: str(value),
+)
+def test_a_grid_is_drawn_for_the_rollout_of_a_due_step(
+    tmp_path: Path, images_every: int | None, grids: list[int]
+) -> None:
+    """Two updates per rollout: a due step may be the second one of its rollout."""
+    config = settings(logging={"images_every": images_every})
+    run = Journaled(tmp_path / "run", config)
+    with run.journal as journal:
+        for step in range(0, 8, 2):
+            journal.show(rollout(config), step)
+    assert sorted(path.name for path in run.folder.samples.glob("*")) == [f"step-{step}.png" for step in grids]
+
+
+def test_a_grid_shows_the_groups_of_all_ranks_under_their_prompts(tmp_path: Path) -> None:
+    config = settings(logging={"images_every": 1})
+    whole = rollout(config)
+
+    def show(world: World) -> None:
+        own = world.share(len(whole.groups))
+        rows = slice(own.start * whole.group_size, own.stop * whole.group_size)
+        part = Rollout(
+            whole.groups[own.start : own.stop],
+            whole.drawn,
+            whole.group_size,
+            whole.x0[rows],
+            whole.images[rows],
+            whole.conditioning,
+            whole.sigmas,
+        )
+        with Journaled(tmp_path / "run", config, world=world).journal as journal:
+            journal.show(part, 0)
+
+    in_threads(2, show)
+    with Image.open(tmp_path / "run" / "samples" / "step-0.png") as grid:
+        rows = grid_rows(grid)
+    assert [prompt for prompt, _ in rows] == [group.prompt.text for group in whole.drawn]
+    assert [pictures.getpixel((5, 5)) for _, pictures in rows] == [(i, 0, 0) for i in range(4)]
+
+
+def test_with_several_ranks_rank_0_writes_and_logs_its_waiting_time(tmp_path: Path) -> None:
+    def log(world: World) -> None:
+        run = Journaled(tmp_path / "run", world=world)
+        world.collective_seconds += 0.5 + world.rank
+        with run.journal as journal:
+            journal.log(0, {})
+
+    in_threads(2, log)
+    (line,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert line["time/waiting"] == 0.5

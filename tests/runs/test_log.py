@@ -1,0 +1,45 @@
+"""metrics.jsonl and the progress display."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from marble_rl.runs.log import Display, MetricsFile
+
+
+def test_metrics_file_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, 0)
+    for step in range(4):
+        file.append(step, {"b": 1.0, "a": 0.5})
+    with open(path, "a") as torn:
+        torn.write('{"step": 4, "rew')
+    MetricsFile(path, 2).append(2, {"a": 9.0})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert lines[2] == {"step": 2, "a": 9.0}
+    assert list(lines[0]) == ["step", "a", "b"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_display_shows_stage_rewards_and_time_left(terminal: bool) -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=150, color_system=None)
+    with Display(console, total=4, done=1, rewards=["ocr", "bright"], print_every=1) as display:
+        with display.stage("rollout"):
+            display.within(1, 0.5)
+        assert 0.0 <= display.take_times()["time/rollout"] < 5
+        assert display.take_times() == {}
+        display.step_done(2, {"reward/ocr": 0.25})
+        with display.stage("gradients"):
+            display._progress.refresh()
+    shown = text.getvalue()
+    assert "ocr 0.250" in shown
+    assert "2/4" in shown
+    assert "left" in shown
+    assert ("gradients" in shown) == terminal

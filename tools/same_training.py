@@ -1,0 +1,105 @@
+"""Do two work trees train alike? Compares the bytes of the LoRA files that both give on this machine.
+
+python -m tools.same_training OLD          # OLD: a folder with another work tree, or a git revision
+python -m tools.same_training v0.1.0 --steps 5
+
+1. configs/tiny.yaml, and the first steps of configs/mini-demo.yaml, trained in both trees: the same bytes.
+2. configs/tiny.yaml begun in the old tree and resumed in this one: the same bytes again.
+3. The old tree's run is evaluated and exported by this one.
+
+Exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HERE = Path(__file__).resolve().parents[1]
+LORA = Path("lora") / "pytorch_lora_weights.safetensors"
+TINY, DEMO = "configs/tiny.yaml", "configs/mini-demo.yaml"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A work tree whose code runs in processes of their own."""
+
+    root: Path
+
+    def python(self, *arguments: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            [sys.executable, *arguments], cwd=self.root, env=environment, check=True, stdout=subprocess.DEVNULL
+        )
+
+    def marble(self, *arguments: str) -> None:
+        typer.echo(f"[{self.root.name}] marble {' '.join(arguments)}", err=True)
+        self.python("-m", "marble_rl.cli", *arguments)
+
+    def train(self, config: str, out: Path, *arguments: str) -> str:
+        """The digest of the LoRA that a training gives."""
+        self.marble("train", config, "--out", str(out), *arguments)
+        return hashlib.sha256((out / LORA).read_bytes()).hexdigest()
+
+
+@contextmanager
+def work_tree(name: str, scratch: Path) -> Iterator[Tree]:
+    """A folder, or a checkout of a git revision that is removed in the end."""
+    if Path(name).is_dir():
+        yield Tree(Path(name).resolve())
+        return
+    folder = scratch / "old"
+    subprocess.run(["git", "-C", str(HERE), "worktree", "add", "--quiet", "--detach", str(folder), name], check=True)
+    try:
+        yield Tree(folder)
+    finally:
+        subprocess.run(["git", "-C", str(HERE), "worktree", "remove", "--force", str(folder)], check=True)
+
+
+def compare(old: Tree, new: Tree, steps: int, scratch: Path) -> dict[str, tuple[str, str]]:
+    """Digests by training: (old, new)."""
+    model = scratch / "tiny-sd3"
+    new.python("-m", "marble_rl.models.tiny", str(model))
+    tiny = ("--set", f"model.path={model}")
+    few = ("--set", f"trainer.steps={steps}")
+    digests = {
+        TINY: (old.train(TINY, scratch / "old-tiny", *tiny), new.train(TINY, scratch / "new-tiny", *tiny)),
+        f"{DEMO}, {steps} steps": (
+            old.train(DEMO, scratch / "old-demo", *few),
+            new.train(DEMO, scratch / "new-demo", *few),
+        ),
+    }
+    begun = scratch / "begun"
+    old.train(TINY, begun, *tiny, "--set", "trainer.steps=20")
+    resumed = new.train(TINY, begun, *tiny, "--resume")
+    digests[f"{TINY}, begun in the old tree and resumed in the new"] = (digests[TINY][0], resumed)
+    new.marble("evaluate", str(scratch / "old-tiny"))
+    new.marble("export", str(scratch / "old-tiny"), "--out", str(scratch / "exported"))
+    return digests
+
+
+def main(
+    old: Annotated[str, typer.Argument(help="Folder of another work tree, or a git revision.")],
+    steps: Annotated[int, typer.Option(help="Steps of configs/mini-demo.yaml.")] = 5,
+) -> None:
+    """Compare the trainings of another work tree with this one's."""
+    with tempfile.TemporaryDirectory() as folder, work_tree(old, Path(folder)) as tree:
+        digests = compare(tree, Tree(HERE), steps, Path(folder))
+    for name, (before, now) in digests.items():
+        typer.echo(f"{'same' if before == now else 'DIFFERENT'}  {name}  {before[:12]} {now[:12]}")
+    if any(before != now for before, now in digests.values()):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
