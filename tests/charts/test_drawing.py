@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from marble_rl.charts.drawing import Line, Reference, curves, forest, spread
 from marble_rl.charts.style import LIGHT, styled
+from marble_rl.charts.svg import RULER, sheet
 from marble_rl.intervals import Interval
 
 
@@ -69,6 +70,14 @@ def test_a_curve_has_its_band_its_colour_and_its_reference() -> None:
     assert low == 0
     assert high >= 3
     assert legend == ["$x$"]
+
+
+def test_what_a_reference_means_hides_no_curve_and_has_room() -> None:
+    with sheet(460.0, 200.0) as page:
+        page.fit(curves(page.axes, [Line("a", [0, 1], [0.0, 1.0], "r0")], references=[Reference(0.5, "a meaning")]))
+        legend = page.axes.get_legend().get_window_extent(RULER)
+        assert legend.y0 >= page.axes.get_window_extent().y1
+        assert legend.y1 <= page.height
 
 
 def test_a_row_without_an_interval_keeps_its_place() -> None:

@@ -95,7 +95,7 @@ def curves(
     if axes.get_ylim()[0] <= 0 <= axes.get_ylim()[1]:
         axes.axhline(0.0, **LOOKS["zero"])
     if references:
-        axes.legend(loc="best")
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderpad=0.2)  # above the plot: it hides no curve
     right: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (8, 0), "textcoords": "offset points"}
     return [
         axes.annotate(

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 from markupsafe import Markup
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
 
 from marble_rl.charts.style import VARIABLES, styled
@@ -24,6 +24,8 @@ FONT, SMALL_FONT = 14.5, 12.0
 WIDE = 400
 EDGE = 3.0
 """Pixels around a chart."""
+RULER = RendererAgg(1, 1, DPI)
+"""Measures texts, and remembers their sizes from one chart to the next."""
 
 
 class Sheet:
@@ -36,10 +38,11 @@ class Sheet:
         self.axes = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
 
     def fit(self, labels: Sequence[Any] = ()) -> None:
-        """Make room for the axes' labels, and for others beside the plot. Call it once, when everything is drawn."""
-        renderer = FigureCanvasAgg(self.figure).get_renderer()
-        plot = self.axes.get_window_extent(renderer)
-        whole = self.axes.get_tightbbox(renderer, bbox_extra_artists=list(labels))
+        """Make room for the axes' labels, the legend, and ``labels`` beside the plot. Call it once, after drawing."""
+        legend = self.axes.get_legend()
+        beside = [*labels, *([legend] if legend else [])]
+        plot = self.axes.get_window_extent(RULER)
+        whole = self.axes.get_tightbbox(RULER, bbox_extra_artists=beside)
         assert whole is not None, "the axes are visible"
         left, right = plot.x0 - whole.x0 + EDGE, whole.x1 - plot.x1 + EDGE
         below, above = plot.y0 - whole.y0 + EDGE, whole.y1 - plot.y1 + EDGE
