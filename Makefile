@@ -61,7 +61,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 docs: $(READY)
-	$(BIN)/python -m marble_rl.config.reference > docs/config.md
+	$(BIN)/python -m tools.config_reference > docs/config.md
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

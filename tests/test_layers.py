@@ -1,4 +1,4 @@
-"""The order of the layers: a package imports only from what stands below it."""
+"""The order of the layers: a package imports only from what stands below it. And the size of files and functions."""
 
 from __future__ import annotations
 
@@ -67,3 +67,20 @@ def test_every_module_and_package_has_its_layer() -> None:
     there = {path.name.removesuffix(".py") for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert there - {"__init__", "__pycache__"} == set(LEVEL)
     assert len(LAYERS[0]) <= 10
+
+
+TOOLS = ROOT.parents[1] / "tools"
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 350, 60
+EXCEPTIONS: dict[str, str] = {}
+"""file, or file:function -> why it may be longer"""
+
+
+@pytest.mark.parametrize("path", sorted([*ROOT.rglob("*.py"), *TOOLS.rglob("*.py")]), ids=lambda path: path.stem)
+def test_a_reader_can_see_a_part_whole(path: Path) -> None:
+    text = path.read_text()
+    if path.name not in EXCEPTIONS:
+        assert len(text.splitlines()) <= MOST_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and f"{path.name}:{node.name}" not in EXCEPTIONS:
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= MOST_LINES_OF_A_FUNCTION, f"{path}: {node.name} has {lines} lines"

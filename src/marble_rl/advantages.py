@@ -4,7 +4,7 @@
 
 Decided here, where the paper is silent: statistics in float64 with the population std; A is exactly 0 where the group
 is constant (std <= 1e-6 max(1, |mean|)), where fewer than two samples are valid, and where the reward does not
-apply. ``std="global"`` divides by one std per reward: that of the *group-centred* rewards of the whole batch.
+apply. ``std="global"`` divides by one std per reward: that of the *group-centred* rewards of the whole rollout.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _group_sum(rows: Tensor, group: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scored:
-    """Rewards and advantages of the samples that a balancer chooses from."""
+    """Scores and advantages of all samples of a rollout: what a balancing rule sees."""
 
     table: RewardTable
     group_ids: Tensor

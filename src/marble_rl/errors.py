@@ -15,13 +15,14 @@ class MarbleError(Exception):
 
 
 class InputError(MarbleError, ValueError):
-    """Bad input, reported before any model is loaded. The message names the key, the value and the fix."""
+    """Bad input, reported before any model is loaded where possible. The message names the key, the value and the
+    fix."""
 
     exit_code = 2
 
 
 class RunStopped(MarbleError, RuntimeError):
-    """A run that stopped itself. Its last checkpoint holds everything learnt so far."""
+    """A run that stopped itself. If the disk allows it, a checkpoint of the last complete step was saved."""
 
     exit_code = 3
 
@@ -35,7 +36,7 @@ class RewardExploited(RunStopped):
 
 
 class NonFinite(RunStopped):
-    """A latent, loss or gradient was not finite. Nothing was updated from it."""
+    """A latent, pixel, loss or gradient was not finite. Nothing was updated from it."""
 
 
 class NonFiniteGradient(NonFinite):
@@ -59,7 +60,7 @@ class RankFailed(MarbleError):
 
 
 class Interrupted(MarbleError):
-    """SIGINT or SIGTERM, raised once the current step is finished and saved."""
+    """SIGINT or SIGTERM, raised after loading or once the current step is finished and saved."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)

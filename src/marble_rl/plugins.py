@@ -1,6 +1,6 @@
-"""Parts chosen by `type` in a config: a built-in name, or the import path `package.module:name` of one's own.
+"""Classes chosen by `type` in a config: a built-in name, or an import path `package.module:name`.
 
-A part is a class that owns its section of the config as `Settings`. Balancing rules and losses are such parts.
+Such a class (a *part*) has its config section as `Settings`. Balancing rules and losses are parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def import_path(path: str, key: str) -> Any:
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever somebody else's module does while it is imported
+    except Exception as error:  # importing a user's module may raise anything
         raise InputError(
             f"{key}: cannot import {module_name!r} ({type(error).__name__}: {error}); "
             "fix it, install it, or put its folder on PYTHONPATH"
@@ -45,7 +45,7 @@ class Registry(Generic[PartT]):
     kind: Any
     """The abstract class that every part is derived from."""
     default: str
-    """`type` of a section that does not say."""
+    """`type` of a section that names none."""
     built_in: Mapping[str, str]
     """type -> import path. To add a part: one file, and one line here."""
 

@@ -21,29 +21,29 @@ from pydantic import (
 from marble_rl.errors import suggestion
 
 MINI = "mini"
-"""Where a config names a model, this names the one inside the package."""
+"""Model path that stands for the small model inside the package."""
 FOLDER = "folder"
 """Key of pydantic's validation context: the folder of the config that is being loaded."""
 UNKNOWN_TYPE = "unknown_type"
-"""Pydantic's name for the error that a section's `type` names no part."""
+"""Pydantic's name for the error that the `type` of a section is unknown."""
 SHOWN = 100
 """Characters of a value that a message shows at most."""
 
 
 class Section(BaseModel):
-    """Unknown keys are refused, and so are infinity and NaN, which JSON, the format of a saved config, does not have;
-    the docstring under a field is its description."""
+    """Base class of config sections. Unknown keys, infinity and NaN are refused (saved configs are JSON). The
+    docstring under a field is its description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     @classmethod
     def describing(cls, tree: Any) -> type[Section]:
-        """The section that ``tree`` is validated by: another one where this one stands for parts chosen by `type`."""
+        """The section class that validates ``tree`` (parsed config); a subclass if `type` selects one."""
         return cls
 
 
 SectionClass = type[Section]
-"""For sections with a field called `type`, in whose body the name means that field."""
+"""Alias for sections with a field `type`, whose class body shadows the builtin `type`."""
 
 
 def _absolute_file(path: Path, info: ValidationInfo) -> Path:
@@ -93,7 +93,7 @@ def _mistake(item: Mapping[str, Any], location: Sequence[int | str], root: type[
     if kind == "missing":
         return "is missing; add it"
     if kind == "union_tag_not_found":
-        return f"needs a `type:`, one of {context['discriminator']} values; see docs/config.md"
+        return "needs a `type`; docs/config.md lists the valid ones"
     if kind == "union_tag_invalid":
         valid = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
         return f"unknown type {context['tag']!r}.{suggestion(str(context['tag']), valid)} Valid: {', '.join(valid)}"
@@ -128,14 +128,14 @@ def _holds(node: Any, part: int | str) -> bool:
 
 
 def _field_at(root: type[BaseModel], location: Sequence[int | str], tree: Any) -> tuple[type[BaseModel], list[Any]]:
-    """The innermost section on the way to ``location``, and what is left of the way from there: a field, then perhaps
-    places in its value."""
+    """The innermost section on the path ``location``, and the rest of the path: a field, then perhaps
+    keys or indices in its value."""
     section, node = root, tree
     annotation: Any = root
     inside: list[Any] = []
     for part in location:
         choices = sections_in(annotation)
-        if isinstance(part, str) and choices:  # a number is an index into a list, whose annotation its items share
+        if isinstance(part, str) and choices:  # an integer is a list index, and its items share the annotation
             section, inside = _variant(choices, node), []
             field = section.model_fields.get(part)
             annotation = None if field is None else field.annotation
@@ -180,7 +180,7 @@ def _expected(section: type[BaseModel], field: Sequence[Any]) -> str | None:
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follow references, and the way into a value that may also be null."""
+    """Follow references; of an optional value, take the schema that is not null."""
     if "$ref" in schema:
         return _resolved(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     filled = [variant for variant in schema.get("anyOf", ()) if variant.get("type") != "null"]

@@ -28,7 +28,7 @@ class Prompt:
     """One line of a prompt file."""
 
     index: int
-    """Position in the whole prompt set, which identifies its group. Two prompts with the same text stay distinct."""
+    """Position in the prompt set; advantages are grouped by it. Two prompts with the same text stay distinct."""
     text: str
     source: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt's place in a rollout."""
+    """One prompt of a rollout, and where its images belong."""
 
     slot: int
     """Position in the rollout, 0..G-1."""
@@ -51,7 +51,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """A model's encoding of the prompts: tensors whose leading dimension is the sample."""
+    """A model's encoding of the prompts: tensors whose leading dimension is the prompt or the sample."""
 
     def rows(self: ConditioningT, index: Tensor | slice) -> ConditioningT:
         return self._map(lambda x: x[index])
@@ -63,7 +63,7 @@ class Conditioning:
         return self._map(lambda x: x.to(device))
 
     def trimmed(self: ConditioningT) -> ConditioningT:
-        """Without what no row needs, such as padding; for one forward pass."""
+        """Without padding that no row needs; for one forward pass."""
         return self
 
     @property
@@ -85,7 +85,7 @@ class Conditioning:
 class Rollout:
     """Images of the old policy, in the order of their groups: sample s of the i-th group is row i * S + s.
 
-    Each of several ranks holds the groups that it sampled; the table of all scores has the samples of all groups, in
+    Each rank holds only the groups that it sampled; the table of all scores has the samples of all groups, in
     slot order.
     """
 
@@ -99,7 +99,7 @@ class Rollout:
     images: Tensor
     """[N, H, W, 3] uint8 on the CPU; for videos [N, F, H, W, 3]"""
     conditioning: Conditioning
-    """Leading dimension G: one row per group."""
+    """One row for each of ``groups``: this rank's groups."""
     sigmas: Tensor
     """[T + 1] noise levels of the sampling steps, descending, the last one 0"""
 
@@ -108,7 +108,7 @@ class Rollout:
         return self._rows([i for i, group in enumerate(self.groups) if group.update == update])
 
     def table_rows(self, update: int, everyone: bool = False) -> range:
-        """The same samples, or with ``everyone`` those of all ranks, as rows of the table of all scores."""
+        """The samples of `update_rows`, or with ``everyone`` of all ranks, as rows of the score table of all ranks."""
         return self._rows([group.slot for group in (self.drawn if everyone else self.groups) if group.update == update])
 
     def _rows(self, groups: Sequence[int]) -> range:
@@ -121,7 +121,7 @@ class RewardTable:
 
     names: tuple[str, ...]
     values: Tensor
-    """[N, K] float64; 0 where a reward does not apply"""
+    """[N, K] float64, higher is better; 0 where a reward does not apply"""
     applicable: Tensor
     """[N, K] bool"""
 

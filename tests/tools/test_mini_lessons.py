@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from marble_rl.mini.render import SIZE, render
 from marble_rl.mini.scenes import COLOURS, GLYPHS, LIGHTS, NUMBERS, PLACES, SHAPES, SOURCES, Scene, draw_scene
 from marble_rl.prompts.meaning import asked_for
-from marble_rl.prompts.mini import HELD_OUT, TRAIN, splits, write_prompts
 from tools.mini.flaws import FLAWS, with_flaws
 from tools.mini.near_misses import near_miss
+from tools.mini.prompts import HELD_OUT, TRAIN, splits, write_prompts
 from tools.mini.scorers import (
     WRONG_CAPTIONS,
     Lessons,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from marble_rl.compare.statistics import Scale
-from marble_rl.training.harmony import Signal, heldout_harmony, in_batch_harmony
+from marble_rl.training.harmony import Signal, in_batch_harmony, other_half_harmony
 from reference import cosine, z_score_means
 
 REWARDS = 4
@@ -72,7 +72,7 @@ def test_undefined(case):
     g = vectors() * (case != "no gradient")
     weights = torch.full((REWARDS + 1,), float(case != "no direction"), dtype=torch.float64)
     assert in_batch_harmony(g @ g.T, weights, REWARDS) is None
-    assert heldout_harmony(half_products(g, g), lambda gram: weights, REWARDS) is None
+    assert other_half_harmony(half_products(g, g), lambda gram: weights, REWARDS) is None
 
 
 def normalised(gram):
@@ -93,7 +93,7 @@ def test_heldout(rule, seed):
         figures(rule(made @ made.T) @ made, measured[:REWARDS]) for made, measured in ((first, second), (second, first))
     ]
     expected = {key: (ways[0][key] + ways[1][key]) / 2 for key in ways[0]}
-    assert_equal(heldout_harmony(half_products(first, second), rule, REWARDS), expected)
+    assert_equal(other_half_harmony(half_products(first, second), rule, REWARDS), expected)
     assert ways[0] != pytest.approx(ways[1], rel=1e-3)
 
 
@@ -102,7 +102,7 @@ def test_heldout_with_one_way_undefined():
     first, second = vectors(seed=1), vectors(seed=2)
     second[:REWARDS] = 0.0
     probe = torch.eye(REWARDS + 1, dtype=torch.float64)[REWARDS]
-    found = heldout_harmony(half_products(first, second), lambda gram: probe, REWARDS)
+    found = other_half_harmony(half_products(first, second), lambda gram: probe, REWARDS)
     assert_equal(found, figures(second[REWARDS], first[:REWARDS]))
 
 
@@ -111,7 +111,7 @@ def test_heldout_of_noise_shows_no_agreement():
     first, second = vectors(size=4000, seed=5, common=0.0), vectors(size=4000, seed=6, common=0.0)
     g = (first + second) / 2
     inside = in_batch_harmony(g @ g.T, normalised(g @ g.T), REWARDS)
-    outside = heldout_harmony(half_products(first, second), normalised, REWARDS)
+    outside = other_half_harmony(half_products(first, second), normalised, REWARDS)
     assert inside.min_cos > 0.4
     assert abs(outside.mean_cos) < 0.05
 

@@ -4,8 +4,8 @@ A rule decides what an update optimises. In an ordinary step it combines the K a
 (`combine`), which costs one backward pass. In the steps for which `needs_gradients` is true it gets one gradient per
 reward and weighs them (`weigh`).
 
-Both answers change nothing. What a rule wants to remember is part of its answer, and `commit` takes it over once the
-update was applied: a step that fails leaves no trace.
+Neither call changes the rule. Each returns the new state, and `commit` stores it once the update was applied, so a
+failed step changes nothing.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class BalanceSettings(Section):
 
 
 class GradientSettings(BalanceSettings):
-    """What all rules have in common that ask for one gradient per reward."""
+    """Settings of all rules that use one gradient per reward."""
 
     gradients: Literal["fused", "passes"] = "fused"
-    """`fused`: the gradients of all rewards from one backward pass. `passes`: one pass for each, to compare with."""
+    """`fused`: the gradients of all rewards from one backward pass. `passes`: one backward pass per reward, slower,
+    for comparison."""
     probe_weights: Weights = {}
-    """Weights of the weighted-sum direction that is measured beside the rule's own (`ws_...` metrics); 1 where not
-    given. They do not influence training."""
+    """Weights of the weighted-sum direction that is logged next to the rule's own (`ws_...` metrics); 1 if not given.
+    They do not influence training."""
 
 
 @dataclass(frozen=True)
@@ -52,25 +53,25 @@ class Combination:
     """The one advantage of an ordinary step."""
 
     advantage: Tensor
-    """[N], within +-A_max"""
+    """[N]; may exceed +-A_max, and is not clamped again"""
     coefficients: Tensor | None = None
-    """[K] on the per-reward advantages, where the rule has such; for the log"""
+    """[K] on the per-reward advantages, for the log; None if the rule has no coefficients"""
     state: Any = None
-    """What `commit` takes over"""
+    """New state of the rule, passed to `commit`"""
 
 
 @dataclass(frozen=True)
 class Weighing:
-    """What a rule makes of one gradient per reward."""
+    """A rule's weights for the per-reward gradients."""
 
     weights: Tensor
-    """[K] float64: the reward update is sum_k weights_k g_k"""
+    """[K] float64 on the CPU: the reward update is sum_k weights_k g_k"""
     coefficients: Tensor | None = None
     """[K] on the per-reward advantages in the steps after this one; for the log"""
     figures: Metrics = field(default_factory=dict)
     """Further figures for the log, such as `qp/norm`"""
     state: Any = None
-    """What `commit` takes over"""
+    """New state of the rule, passed to `commit`"""
 
 
 class Balancer(ABC):
@@ -79,13 +80,13 @@ class Balancer(ABC):
     Settings: ClassVar[type[BalanceSettings]]
     """Its section of the config; derived from `GradientSettings` if it ever needs gradients"""
     label: ClassVar[str]
-    """Its name for people"""
+    """Display name"""
     about: ClassVar[str]
-    """How it trains K rewards, to follow "trained on K rewards", such as "at once, as a weighted sum\""""
+    """Completes the sentence "trained on K rewards ...", such as "at once, as a weighted sum\""""
     solves: ClassVar[bool] = False
-    """Whether `qp/kkt_residual` is the error of a problem that it solves exactly"""
+    """Whether the rule solves the QP, so that `qp/kkt_residual` should be near 0"""
     metric: Literal["euclidean", "adam"] = "euclidean"
-    """Inner product of the Gram matrices that `weigh` gets (gradients/metric.py)"""
+    """`adam`: `weigh` also gets `gradients.in_metric`, the products in AdamW's metric (gradients/metric.py)"""
 
     def __init__(self, settings: Any, rewards: Sequence[str], *, adv_clip: float, seed: int) -> None:
         self.settings = settings
@@ -102,12 +103,12 @@ class Balancer(ABC):
 
     @classmethod
     def sum_weights(cls, settings: Any) -> Mapping[str, float]:
-        """Weights by reward name of the weighted sum that the rule is measured beside; 1 where not given."""
+        """Weights by reward name of the weighted sum that the rule is compared with; 1 where not given."""
         return settings.probe_weights if cls.uses_gradients() else {}
 
     @classmethod
     def never_opposes(cls, settings: Any) -> bool:
-        """Whether no update can point against a reward's gradient of its own batch."""
+        """Whether the direction of a refresh never has a negative product with a reward's gradient in that batch."""
         return False
 
     def needs_gradients(self, step: int) -> bool:
@@ -120,18 +121,18 @@ class Balancer(ABC):
 
     def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
         """Weights for the gradients of the K rewards (``gradients`` holds no probe)."""
-        raise NotImplementedError(f"{type(self).__name__} asks for gradients and does not weigh them")
+        raise NotImplementedError(f"{type(self).__name__} needs gradients but does not implement `weigh`")
 
     def weights_for(self, gram: Tensor) -> Tensor:
-        """[K] weights that the rule gives to the gradients behind another Gram matrix [K, K], without its memory."""
+        """[K] weights for the gradients with this Gram matrix [K, K], without using the rule's state."""
         raise NotImplementedError(f"{type(self).__name__} has no weights for a Gram matrix")
 
     def coefficients(self, step: int) -> Tensor | None:
-        """[K] on the per-reward advantages of the step after ``step`` updates, where the rule has such."""
+        """[K] on the per-reward advantages of the step after ``step`` updates; None if the rule has no coefficients."""
         return None
 
     def commit(self, state: Any) -> None:  # noqa: B027  a rule may remember nothing
-        """The update was applied: take over the state of the answer that led to it."""
+        """The update was applied: store the state that `combine` or `weigh` returned."""
 
     def state_dict(self) -> dict[str, Any]:
         """Small JSON values, for checkpoints."""
@@ -170,7 +171,7 @@ def check_weights(weights: Mapping[str, float], names: Sequence[str], key: str) 
 
 
 def check_some_weight(weights: Mapping[str, float], names: Sequence[str], key: str) -> None:
-    """The same, and some weight must be left."""
+    """As `check_weights`; at least one weight must also be above 0."""
     check_weights(weights, names, key)
     if all(weights.get(name, 1.0) == 0 for name in names):
         raise InputError(f"{key}: every weight is 0, so there is nothing to train; set one above 0")

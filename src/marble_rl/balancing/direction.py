@@ -6,8 +6,8 @@
 
 Where this decides what the paper leaves open:
 
-- A reward without a gradient in the batch leaves the problem: inside, the min-norm point would be 0.
-- ||d*|| < 1e-6 is Pareto-stationary: no direction is good for all rewards, and the batch gives none.
+- A reward without a gradient in the batch is left out of the QP; otherwise the min-norm point would be 0.
+- ||d*|| < 1e-6, d* the min-norm point: Pareto-stationary, so the batch makes no reward update.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from torch import Tensor
 from marble_rl.balancing.min_norm import MinNorm, as_gram, min_norm
 
 STATIONARY_NORM = 1e-6
-"""Below this length, relative to the gradients that took part, the min-norm point counts as zero."""
+"""Below this length, relative to the gradients in the QP, the min-norm point counts as zero."""
 
 
 @dataclass(frozen=True)
 class Direction:
-    """What one Gram matrix alone says about the update; no history in it."""
+    """The update computed from one Gram matrix, without state."""
 
     alpha: Tensor
-    """[K] float64: solution of the QP, 0 for rewards that took no part."""
+    """[K] float64: solution of the QP, 0 for rewards left out of the QP."""
     weights: Tensor
     """[K] float64: the reward update is sum_k weights_k g_k."""
     active: Tensor
     """[K] bool: the reward has a gradient in this batch."""
     stationary: bool
-    """The rewards cancel exactly: no direction is good for all of them."""
+    """The unit gradients cancel (norm below STATIONARY_NORM): no direction is good for all rewards."""
     norm: float
     """Length of the min-norm point, in units of the unit gradients."""
     kkt_residual: float
 
 
 def common_direction(gram: Tensor, solve: Callable[[Tensor], MinNorm] = min_norm) -> Direction:
-    """Steps 3 to 5 for the *raw* Gram matrix [K, K] of the g_k. ``solve`` takes that of the unit gradients."""
+    """Steps 3 to 5 for the *raw* Gram matrix [K, K] of the g_k. ``solve`` gets the Gram matrix of the unit
+    gradients."""
     g = torch.as_tensor(as_gram(gram))
     norms = g.diagonal().sqrt()
     active = norms > 0
@@ -74,7 +75,8 @@ def raw_direction(gram: Tensor) -> Direction:
 
 
 def rescaled(alpha: Tensor, norms: Tensor) -> Tensor:
-    """[K] Step 5: weights of the raw gradients that make sum_k alpha_k ghat_k * mean(norms); 0 where there is none."""
+    """[K] Step 5: weights of the raw gradients that make sum_k alpha_k ghat_k * mean(norms); 0 for a reward without a
+    gradient."""
     active = norms > 0
     weights = torch.zeros_like(norms)
     weights[active] = alpha[active] * (norms[active].mean() / norms[active])

@@ -4,14 +4,14 @@
     A_bar      = sum_k alpha_bar_k A_k                                     (7) one backward pass between refreshes
     alpha_bar <- rho alpha_bar + (1 - rho) alpha*                          (10) smooth
 
-Ours, by choice (the default is the paper's): ``apply="alpha_over_norm"``. Between refreshes the paper combines
+An option of ours, off by default: ``apply="alpha_over_norm"``. Between refreshes the paper combines
 *unnormalised* gradients by alpha_bar, so a reward with a small gradient gets less than its share. This setting divides
 by cached norms: w_k = alpha_bar_k mean(n) / n_k.
 
 Where this differs from the paper, or decides what the paper leaves open:
 
 - alpha_bar starts uniform.
-- Each A_k is clamped before they are combined, so that step (7) holds without any condition.
+- Each A_k is clamped before they are combined, so that equation (7) is exact.
 - A reward without a gradient in a batch leaves the QP and keeps its alpha_bar; the others share the remaining mass.
 - In a Pareto-stationary batch alpha_bar stays as it is, because alpha* is not unique there.
 """
@@ -28,21 +28,21 @@ from torch import Tensor
 from marble_rl.balancing.direction import Direction, common_direction
 
 MAX_BOOST = 10.0
-"""Limit of mean(n) / n_k: a gradient that happened to be small in the batches behind its cached norm."""
+"""Upper limit of mean(n) / n_k, in case a cached norm is small by chance."""
 
 
 @dataclass(frozen=True)
 class Coefficients(Direction):
-    """A refresh: this batch's solution and what is kept of it."""
+    """Result of a refresh: this batch's solution and the new smoothed state."""
 
     alpha_bar: Tensor
     """[K] float64, smoothed; always on the simplex."""
     norms: Tensor
-    """[K] float64, smoothed lengths of the gradients; NaN for rewards that have had none."""
+    """[K] float64, smoothed lengths of the gradients; NaN for rewards that have not had a gradient yet."""
 
 
 class Harmonizer:
-    """Balances K rewards in anyone's training loop. Needs only torch and scipy.
+    """Balances K rewards in any training loop. Needs only torch and scipy.
 
     >>> harmonizer = Harmonizer(rewards=["ocr", "aesthetic"])
     >>> if harmonizer.should_refresh(step):                   # every N optimizer steps: one gradient per reward
@@ -164,13 +164,13 @@ class Harmonizer:
             self._norms = norms_from(state["norms"])
 
     def _smoothed(self, d: Direction) -> Tensor:
-        """Step 10. Rewards without signal keep their share; the active ones move within the rest of the mass."""
+        """Step 10. Rewards without a gradient keep their alpha_bar; the others share the rest of the total of 1."""
         alpha_bar = self._alpha_bar.clone()
         if d.stationary or not d.active.any():
             return alpha_bar
         mass = (1.0 - alpha_bar[~d.active].sum()).clamp_min(0.0)
         moved = self.ema_decay * alpha_bar[d.active] + (1 - self.ema_decay) * mass * d.alpha[d.active]
-        if moved.sum() > 0:  # the others may hold all of the mass
+        if moved.sum() > 0:  # inactive rewards may hold the whole sum of 1
             alpha_bar[d.active] = moved * (mass / moved.sum())
         return alpha_bar
 
@@ -182,7 +182,7 @@ class Harmonizer:
 
 
 def smoothed_norms(known: Tensor, gram: Tensor, active: Tensor, decay: float) -> Tensor:
-    """[K]: running means of the gradients' lengths; a reward's first one is taken as it is."""
+    """[K]: running means of the gradients' lengths; starts with the reward's first length."""
     norms = gram.detach().diagonal().to("cpu", torch.float64).sqrt()
     before = torch.where(known.isnan(), norms, known)
     return torch.where(active, decay * before + (1 - decay) * norms, known)
@@ -197,7 +197,7 @@ def norm_boost(norms: Tensor) -> Tensor:
 
 
 def norms_state(norms: Tensor) -> list[float | None]:
-    """JSON has no NaN."""
+    """The norms as JSON values: None for NaN."""
     return [None if n != n else n for n in norms.tolist()]
 
 

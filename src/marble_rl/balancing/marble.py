@@ -1,6 +1,7 @@
 """MARBLE as in the paper: the min-norm point of the unit gradients every N steps, its smoothed coefficients in between.
 
-The equations and what we decide beside the paper stand in direction.py (steps 3 to 5) and harmonizer.py (7 and 10).
+The equations, and our decisions where the paper leaves them open, are in direction.py (steps 3 to 5) and
+harmonizer.py (7 and 10).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from marble_rl.types import Metrics
 
 
 class RefreshSettings(GradientSettings):
-    """What rules have in common that refresh their coefficients every N steps."""
+    """Settings of rules that refresh their coefficients every N steps."""
 
     refresh_every: PositiveInt = 10
     """Optimizer steps between two solutions of the quadratic program; 1 solves it in every step."""
@@ -38,7 +39,8 @@ class MarbleSettings(RefreshSettings):
     """Steps between refreshes. `alpha`: combine the advantages by the smoothed coefficients (the paper), so the reward
     with the larger gradient counts for more. `alpha_over_norm`: divide by cached gradient norms first."""
     metric: Literal["euclidean", "adam"] = "euclidean"
-    """What the lengths and angles of gradients are. `euclidean`: the usual ones (the paper). `adam`, an experiment:
+    """Inner product that defines lengths and angles of gradients. `euclidean`: the usual ones (the paper). `adam`, an
+    experiment:
     those of the product a^T P^-1 b, where P is the diagonal that AdamW divides by, so that the direction found is good
     for every reward in the step that AdamW makes of it."""
 

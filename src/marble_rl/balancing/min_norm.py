@@ -25,7 +25,7 @@ from torch import Tensor
 
 Vector = npt.NDArray[np.float64]
 SINGULAR = 1e-9
-"""Smallest eigenvalue, gradients of unit length, below which alpha may not be unique."""
+"""Smallest eigenvalue, of a Gram matrix with mean diagonal 1, below which alpha may not be unique."""
 HEAVY = 1e7
 ROUNDING = 1e-14
 OPTIMAL = 1e-12
@@ -71,7 +71,7 @@ def min_norm(gram: Tensor) -> MinNorm:
 
 
 def equal_shares(gram: Tensor) -> MinNorm:
-    """Not a solution: 1/K each, with the length and the residual that it has. What the QP is compared with."""
+    """alpha = 1/K each, with its norm and residual: not a solution, but a baseline for the QP."""
     g = as_gram(gram)
     k, scale = len(g), np.trace(g) / len(g)
     alpha = np.full(k, 1.0 / k)
@@ -80,8 +80,8 @@ def equal_shares(gram: Tensor) -> MinNorm:
 
 
 def _min_norm_point(factor: Vector, unit: Vector) -> Vector:
-    """The homogenised NNLS. On a few singular problems scipy's solver stops too early; another order of the columns
-    then leads it to the end. The residual says when that is needed."""
+    """The homogenised NNLS. On a few singular problems scipy's solver stops too early; if the residual shows
+    this, it is retried with the columns in another order."""
     k = len(unit)
     best, least = np.full(k, 1.0 / k), np.inf
     for attempt in range(ATTEMPTS):
@@ -104,7 +104,7 @@ def _nnls(rows: Vector, target: Vector) -> Vector:
 
     try:
         solution: Vector = nnls(rows, target, maxiter=100 * rows.shape[1])[0]
-    except RuntimeError:  # too many iterations: as good as no answer
+    except RuntimeError:  # too many iterations: treated as no solution
         return np.zeros(rows.shape[1])
     return solution
 
@@ -117,10 +117,11 @@ def _optimality(alpha: Vector, unit: Vector) -> tuple[float, float]:
 
 
 def _most_even(alpha: Vector, unit: Vector, factor: Vector) -> Vector:
-    """The alpha nearest to uniform that makes the same d*; the one given, if rounding would spoil its optimality.
+    """The alpha nearest to uniform with the same d*; the given alpha if rounding makes the new one less optimal.
 
-    argmin_{a >= 0} ||a||^2 subject to X a = d*, 1^T a = 1, the constraints as heavily weighted rows. Only gradients at
-    the least product with d* can carry weight.
+    argmin_{a >= 0} ||a||^2 subject to X a = d*, 1^T a = 1, the constraints as heavily weighted rows. Only gradients
+    with
+    the smallest product with d* can have alpha > 0.
     """
     before = _optimality(alpha, unit)
     tight = unit @ alpha <= before[0] + SINGULAR

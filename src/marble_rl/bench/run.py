@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import platform
+import random
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ AMORTISED_OVER = 10
 MEMORY_OF = (WEIGHTED_SUM, PASSES, FUSED[5], FUSED[50])
 QP_SIZES = (5, 20, 50)
 MINI_STEPS = 4
+MINI_PROMPTS = 250
+"""Of each prompt source"""
 MINI_SETTINGS = {
     "rollout": {"groups": 24, "group_size": 12, "steps": 6, "old_policy": "on_policy"},
     "loss": {"timesteps_per_sample": 2, "regularize_every": LAZY},
@@ -138,13 +141,15 @@ def _claims(times: list[Round]) -> dict[str, Spread]:
 def mini_iteration() -> dict[str, dict[str, float]]:
     """Seconds of each stage on the embedded model: {"refresh": {stage: s}, "ordinary": {stage: s}}."""
     from marble_rl.config import RunConfig
-    from marble_rl.prompts.mini import splits
+    from marble_rl.mini.scenes import SOURCES, draw_scene
     from marble_rl.training.trainer import Trainer
 
     with tempfile.TemporaryDirectory() as scratch:
         sources = []
-        for source, split in splits().items():
-            lines = [json.dumps({"prompt": s.caption, **s.metadata}) for s in split.train]
+        for source in SOURCES:
+            dice = random.Random(f"bench/{source}")
+            scenes = [draw_scene(source, dice) for _ in range(MINI_PROMPTS)]
+            lines = [json.dumps({"prompt": scene.caption, **scene.metadata}) for scene in scenes]
             file = Path(scratch) / f"{source}.jsonl"
             file.write_text("\n".join(lines), encoding="utf-8")
             sources.append({"name": source, "file": str(file)})

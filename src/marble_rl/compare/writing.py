@@ -110,7 +110,7 @@ def notes(comparison: Comparison) -> list[str]:
     if any(interval.over == "nothing" for interval in shown):
         lines.append("‡ one prompt of one seed: no interval")
     if comparison.held_out:
-        lines.append("* held out: never trained on")
+        lines.append("* evaluation-only: never trained on")
     lines.append(f"composite: mean over rewards of the z-score across these {len(comparison.rows)} methods")
     compared = sum(i.over == "seeds" for row in comparison.rows for i in row.differences.values())
     if compared:

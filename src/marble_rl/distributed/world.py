@@ -1,8 +1,9 @@
-"""The ranks of a run, as the rest of the package sees them: a `World`, which mostly has a single rank.
+"""The ranks of a run, as the rest of the package sees them: a `World`, with a single rank unless started by torchrun.
 
 `torchrun` starts several processes and gives each its rank and the world size as environment variables; `join` reads
-them. Work is divided by whole prompt groups, and everything random is drawn by name (seeding.py), so what a run
-computes does not depend on the world size. The collectives are in torchrun.py, which a run of one rank never imports.
+them. Work is divided by whole prompt groups, and random numbers are seeded by purpose and index (seeding.py), so the
+result depends on the world size only by rounding. The collectives are in torchrun.py, which a run of one rank never
+imports.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class World:
         return self.rank == 0
 
     def share(self, count: int, rank: int | None = None) -> range:
-        """Which of ``count`` items in a row belong to a rank, by default this one. Shares differ in size by at most
+        """The contiguous range of ``count`` items that a rank takes (default: this rank). Shares differ in size by at
+        most
         one item."""
         rank = self.rank if rank is None else rank
         return range(count * rank // self.size, count * (rank + 1) // self.size)
@@ -67,7 +69,7 @@ class World:
     def failing_together(self) -> Iterator[None]:
         """If the block raises on one rank, it raises on all of them; rank 0 prints the message.
 
-        A collective: all ranks must leave the block at about the same time."""
+        A collective: all ranks must leave the block within the timeout of each other."""
         yield
 
     def deferring(self, kind: type[MarbleError]) -> DeferredError:
@@ -76,7 +78,8 @@ class World:
         return DeferredError(kind, self.lockstep)
 
     def pick_device(self, name: str, key: str = "model.device") -> torch.device:
-        """The device that this rank trains on; for `auto` on GPUs, the one with its local rank. ``key``: the setting
+        """The device that this rank trains on; for `auto` on GPUs, the GPU whose index is the local rank. ``key``:
+        the setting
         that holds the name, for error messages."""
         from marble_rl.devices import pick_device
 
@@ -84,8 +87,8 @@ class World:
 
 
 class DeferredError:
-    """Holds the first error of a rank in lockstep back, so that the rank continues to make the passes that others wait
-    for. Not in lockstep it changes nothing: errors leave the ``with`` block as usual.
+    """In lockstep, holds back the first error of a rank, so that it still makes the passes that other ranks wait for.
+    Not in lockstep it changes nothing: errors leave the ``with`` block as usual.
 
         failure = world.deferring(RunStopped)
         for batch in batches:
@@ -133,7 +136,7 @@ _joined: World | None = None
 
 
 def join() -> World:
-    """The world of this process. Further calls return the same one."""
+    """The world of this process. Under torchrun, further calls return the same one."""
     global _joined
     if launched() == 1:
         return World()
@@ -147,7 +150,8 @@ def join() -> World:
 def leave(error: MarbleError | None = None) -> None:
     """Leave the process group at the end of the program; ``error`` is what ended it.
 
-    Where all ranks end alike, they wait for each other: torchrun ends the other ranks as soon as one is gone, and rank
+    If all ranks end for the same reason, they wait for each other: torchrun ends the other ranks as soon as one is
+    gone, and rank
     0 may still have something to print."""
     global _joined
     if _joined is not None:
@@ -182,7 +186,7 @@ def check_same_rewards(world: World, loaded: Sequence[str]) -> None:
 
 
 def check_same_weights(world: World, flat: Tensor) -> None:
-    """Stop if the weights of the ranks differ by more than rounding: all ranks make the same updates."""
+    """Stop if the norms of the ranks' weights differ by more than rounding: all ranks make the same updates."""
     norms = world.gather(float(flat.double().norm()))
     if max(norms) - min(norms) > 1e-6 * max(norms):
         raise RunStopped(f"the weights differ between ranks: their norms are {norms}. Continue with --resume")

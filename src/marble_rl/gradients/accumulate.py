@@ -6,15 +6,15 @@
 Decided here: the gradient of ``base`` (a pull towards the old policy, zero on-policy) is not part of g_k; on-policy
 this is the paper's method exactly.
 
-The samples are kept apart in two halves of the prompt groups. With S_h the sum over half h and n_h its rows,
+Sums are kept separately for two halves of the prompt groups. With S_h the sum over half h and n_h its rows,
 g = (S_1 + S_2) / (n_1 + n_2) and h_i = S_i / n_i. Because the halves are independent,
 
     M_kl = (h1_k . h2_l + h2_k . h1_l) / 2                                  (docs/method.md, section 6)
 
-is an unbiased estimate of mu_k . mu_l, which the Gram matrix of g, full of each reward's own noise, is not.
+is an unbiased estimate of mu_k . mu_l, with mu_k = E[g_k]; the Gram matrix of g is biased by noise.
 
 Two methods give the same gradients: "fused" by one backward pass for all columns (fused.py; the model's layers must
-have been prepared by `fuse`), "passes" by one for each.
+have been prepared by `fuse`), "passes" by one backward pass per column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from marble_rl.types import HALVES
 
 Method = Literal["fused", "passes"]
 _SPARE = 8
-"""Places for further sums, beside one for each column."""
+"""Elements of the buffer for the caller's sums, in addition to one per column."""
 
 
 class FusedMismatch(RuntimeError):
@@ -64,17 +64,17 @@ class RewardGradients:
     half_gram: Tensor | None
     """[2, 2, J, J] float64: products of the halves' own gradients; its off-diagonal blocks make ``cross``."""
     by_passes: tuple[int, ...] = ()
-    """Positions in ``params`` of those that no fused layer served, so that they cost a backward pass per column."""
+    """Positions in ``params`` of parameters that no fused layer supports: they cost a backward pass per column."""
     in_metric: Products | None = None
     """The same products in the optimizer's metric, where they were asked for."""
 
     @property
     def products(self) -> Products:
-        """The plain ones."""
+        """The Euclidean products."""
         return Products(self.gram, self.cross, self.half_gram)
 
     def first(self, columns: int) -> RewardGradients:
-        """Of the first columns alone: those of the rewards, without probes."""
+        """The first columns only, for example the rewards without the weighted-sum probe."""
         return replace(
             self,
             g=self.g[:columns],
@@ -87,15 +87,16 @@ class RewardGradients:
 class GradientAccumulator:
     """Sums per-column gradients over micro-batches and timesteps: add(...) as often as you like, then finish().
 
-    A micro-batch costs one backward pass for all columns and one for ``base``; without `fuse`, or for parameters that
+    A micro-batch costs one backward pass for all columns and one per half for ``base``; without `fuse`, or for
+    parameters that
     it does not serve, one per column and half that occur in the micro-batch (a column of zeros costs nothing).
     With J = 0 columns only ``base`` is differentiated: an ordinary training step.
 
     ``verify``: check the first fused pass against one of the columns computed alone. It costs a backward pass, and
-    finds layers whose leading dimension only looks like the sample.
-    ``lockstep``: make the same passes as the other ranks, so also those of advantages that are all zero. A failed check
-    is then raised by `sum_over`, where all ranks meet.
-    ``computed_in``: the dtype of the model's passes, which decides how far two of them may differ.
+    finds layers whose leading dimension has the batch size but is not the sample.
+    ``lockstep``: make the same backward passes on all ranks, also for advantages that are all zero. A failed check
+    is then raised by `sum_over`, which all ranks call.
+    ``computed_in``: dtype of the model, which sets the tolerance of ``verify``.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class GradientAccumulator:
         self.method = method
         self._verify = verify
         self._lockstep = lockstep
-        # Rounding of two passes through a deep model in half precision; samples mixed up are off by about 1.
+        # Relative error allowed for rounding, larger in half precision; a real mismatch has an error of about 1.
         self._tolerance = 0.05 if computed_in.itemsize >= torch.float32.itemsize else 0.3
         self._mismatch: FusedMismatch | None = None
         self.params = tuple(params)
@@ -121,7 +122,7 @@ class GradientAccumulator:
         self.columns = columns
         sizes = [p.numel() for p in self.params]
         first = self.params[0]
-        # Halves serve the products of columns; without any they would only be added up again.
+        # Halves are only needed for products of columns; without columns one sum is enough.
         halves = HALVES if columns else 1
         count = halves * (columns + 1) * sum(sizes)
         # One buffer for one all-reduce: the gradients, the number of rows of each half, and the caller's sums.
@@ -194,7 +195,7 @@ class GradientAccumulator:
     def finish(self, metric: Metric | None = None) -> RewardGradients:
         """Means over all rows added, and their products, in ``metric`` too where one is given.
 
-        Ends the accumulator: the means take its memory.
+        Call it once: the result reuses the accumulator's memory.
         """
         total = 0 if self._finished else sum(self._rows)
         if total == 0:
@@ -214,12 +215,12 @@ class GradientAccumulator:
         return mean_products(half_products(self._sums[0, :-1], self._sums[-1, :-1], diagonal), self._rows)
 
     def _size(self, rewards: int) -> Tensor:
-        """[P]: of the gradients of the first columns."""
+        """[P]: `gradient_size` of the first ``rewards`` columns and the shared part."""
         means = (self._sums[:, j].sum(0) / sum(self._rows) for j in range(rewards))
         return gradient_size(means, self._sums[:, -1].sum(0) / sum(self._rows))
 
     def _one_pass(self, slope: Tensor, columns: Tensor, shares: list[tuple[int, Tensor]]) -> None:
-        """Fused layers mix while the pass goes through them; what it returns is what they did not serve."""
+        """Fused layers add their gradients during the pass; autograd returns only those of unsupported parameters."""
         rows = [((columns * mask[:, None]).T, self._sums[h, :-1]) for h, mask in shares]
         with Mixing(self.params, len(slope), rows).during_backward():
             rest = torch.autograd.grad(slope, self.params, torch.ones_like(slope), retain_graph=True, allow_unused=True)
@@ -233,7 +234,7 @@ class GradientAccumulator:
             self._check_a_column(slope, columns, shares)
 
     def _check_a_column(self, slope: Tensor, columns: Tensor, shares: list[tuple[int, Tensor]]) -> None:
-        """Called when nothing but ``columns`` has been added yet."""
+        """Valid only after the first fused pass, while the sums hold this micro-batch alone."""
         h, mask = shares[0]
         cotangents = columns * mask[:, None]
         j = int(cotangents.norm(dim=0).argmax())

@@ -5,12 +5,13 @@ in the cotangent and samples do not mix, so at a linear layer y = x W^T with inp
 
     dW_j = sum_i A_ij P_i,      P_i = sum over the tokens of grad_y_i^T x_i  under the cotangent s.
 
-One pass over s gives every P_i, hence all J gradients; each layer mixes its own P and forgets it. This happens in the
-layers' own backward functions, not in hooks, so activation checkpointing, autocast and dropout work as ever.
+One pass over s gives every P_i, hence all J gradients; each layer adds its weighted P_i and frees them. This happens
+in the
+layers' own backward functions, not in hooks, so activation checkpointing, autocast and dropout work as usual.
 
-What these layers cannot serve (DoRA's products of weights, convolutions, a leading dimension that is not the sample)
-comes out of the same backward pass as an ordinary gradient. That is how the caller knows, and makes it up by one pass
-per column: nothing is dropped.
+What these layers do not support (DoRA's products of weights, convolutions, a leading dimension that is not the sample)
+comes out of the same backward pass as an ordinary gradient. The caller sees it there and
+computes it with one backward pass per column, so no gradient is lost.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ import torch
 from torch import Tensor, nn
 
 SCRATCH = 1 << 24
-"""Per-sample gradients that a layer holds at once, in numbers."""
+"""Maximum number of elements of per-sample gradients that a layer holds at once."""
 
 
 def fuse(model: nn.Module) -> int:
-    """Let one backward pass through ``model`` give the gradients of many rewards; returns how many layers can.
+    """Let one backward pass through ``model`` give the gradients of many rewards; returns the number of fused layers.
 
-    Call it after adapters are attached, with the trained one selected. Every `nn.Linear`, `nn.LayerNorm` and
+    Call it after adapters are attached, with the trained adapter active. Every `nn.Linear`, `nn.LayerNorm` and
     `nn.RMSNorm` that has a parameter to train becomes its fused counterpart: the same weights, the same outputs.
     """
     fused = 0
@@ -43,10 +44,10 @@ def fuse(model: nn.Module) -> int:
 
 
 class Mixing:
-    """Where the layers put sum_i A_ij P_i during a backward pass.
+    """Receives sum_i A_ij P_i from the fused layers during a backward pass.
 
-    ``columns`` pairs coefficients A^T [J, B] with the rows [J, P] of a flat buffer that they are added to. Without
-    any, the layers' part of the gradient is left out: what remains is what they do not serve.
+    ``columns`` pairs coefficients A^T [J, B] with the rows [J, P] of a flat buffer that they are added to. If it is
+    empty, the gradients of fused layers are discarded and only unsupported parameters get one.
     """
 
     def __init__(self, params: Sequence[Tensor], batch: int, columns: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -60,7 +61,7 @@ class Mixing:
 
     @contextmanager
     def during_backward(self) -> Iterator[None]:
-        """Backward passes inside are mixed, on whichever thread autograd runs them."""
+        """Fused layers use this object in backward passes inside the block, on every autograd thread."""
         global _mixing
         with _ONE_AT_A_TIME:
             _mixing = self
@@ -70,11 +71,11 @@ class Mixing:
                 _mixing = None
 
     def serves(self, parameter: int | None, grad_output: Tensor) -> bool:
-        """Whether a parameter is one of ours, and the layer's leading dimension is the sample."""
+        """Whether a parameter is one of ``params``, and the layer's leading dimension is the sample."""
         return parameter in self._places and grad_output.ndim > 1 and len(grad_output) == self.batch
 
     def add(self, parameter: int, per_sample: Tensor, first: int = 0) -> None:
-        """Mix the gradients [b, n] of the samples from ``first`` on."""
+        """Add the weighted per-sample gradients [b, n]; the first of them belongs to sample ``first``."""
         place = self._places[parameter]
         for coefficients, rows in self._columns:
             part = coefficients[:, first : first + len(per_sample)]

@@ -3,7 +3,7 @@
     l(A) = A * mean_pixels ||v_theta - v||^2,   v = e - x0
 
 so base = 0 and slope is the flow-matching error (docs/method.md, section 3). A sample that is better than its group is
-made more likely, a worse one less. Neither the old policy's prediction nor a pass for base is needed.
+made more likely, a worse one less. Neither the old policy's prediction nor a backward pass for base is needed.
 """
 
 from __future__ import annotations

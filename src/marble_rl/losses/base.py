@@ -4,7 +4,7 @@ A loss here is affine in the clamped advantage of a sample:
 
     l(A) = base + A * slope
 
-Everything after it needs only these two numbers per sample: the gradient of reward k is that of mean_i A_ki slope_i,
+The later stages need only these two numbers per sample: the gradient of reward k is that of mean_i A_ki slope_i,
 and the gradient of mean base is shared by all rewards (docs/method.md, section 3).
 """
 
@@ -28,14 +28,14 @@ class LossSettings(Section):
     adv_clip: PositiveFloat = 5.0
     """A_max: each advantage is clamped to +-A_max before anything else happens to it."""
     kl_weight: NonNegativeFloat = 1e-4
-    """Weight of the pull towards the model without adapter; 0 also saves its forward pass."""
+    """Weight of the KL term to the reference model (no adapter); 0 also saves its forward pass."""
     regularize_every: PositiveInt = 1
-    """Lazy regularisation: this pull, and on refresh steps the one towards the old policy, on one in so many
-    micro-batches with as many times the weight. The same update on average, with fewer forward and backward passes."""
+    """Lazy regularisation: for m, compute the KL term (in refreshes also base) on one in m micro-batches, times m.
+    The same update in expectation, with fewer forward and backward passes."""
     timestep_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
-    """Train on the first part of the sampling timesteps (the last ones hardly carry noise)."""
+    """Fraction of the sampling timesteps to train on, noisiest first, rounded down (the last have little noise)."""
     timesteps_per_sample: PositiveInt | None = None
-    """How many of them to train each image on, drawn anew in each step; null trains on all."""
+    """Number of these timesteps to train each image on, drawn anew in each step; null trains on all."""
 
     @classmethod
     def describing(cls, tree: Any) -> SectionClass:
@@ -78,17 +78,17 @@ class Loss(ABC):
         self.settings = settings
 
     def levels(self, sigmas: Tensor) -> Tensor:
-        """[M]: the noise levels that it trains on, out of those that the rollout was sampled with, [T + 1], descending
-        to 0."""
+        """[M]: the noise levels to train on. ``sigmas`` [T + 1]: levels of the rollout, descending to 0."""
         noisy = sigmas[:-1]
         return noisy[: max(1, int(self.settings.timestep_fraction * len(noisy)))]
 
     def needs_old(self, on_policy: bool) -> bool:
-        """Whether `terms` needs the old policy's prediction. ``on_policy``: it is the trained policy."""
+        """Whether `terms` needs the old policy's prediction. ``on_policy``: the old and the trained policy are
+        equal."""
         return False
 
     def base_has_gradient(self, on_policy: bool) -> bool:
-        """Whether ``base`` has a gradient: otherwise its backward pass is left out."""
+        """Whether ``base`` has a gradient; if not, its backward pass is skipped."""
         return True
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Loss(ABC):
 
 
 def reference_divergence(v_theta: Tensor, v_ref: Tensor) -> Tensor:
-    """KL to the reference model up to its factor: mean_pixels ||v_theta - v_ref||^2, per sample [N]."""
+    """KL to the reference model up to a constant factor: mean_pixels ||v_theta - v_ref||^2, per sample [N]."""
     difference = at_least_float32(v_theta) - at_least_float32(v_ref.detach())
     return (difference**2).mean(tuple(range(1, difference.ndim)))
 

@@ -3,7 +3,7 @@
     x_t = (1 - t) x0 + t e,   v = e - x0                                     forward process
     v+ = (1 - beta) v_old + beta v_theta                                     implicit positive policy
     v- = (1 + beta) v_old - beta v_theta                                     implicit negative policy
-    L+- = mean_pixels (x0_hat+- - x0)^2 / w+-,   x0_hat = x_t - t v+-        in x0 space
+    L+- = mean_pixels (x0_hat+- - x0)^2 / w+-,   x0_hat+- = x_t - t v+-      in x0 space
     w+- = max(mean_pixels |x0_hat+- - x0|, 1e-5), detached                   adaptive weighting
     l(A) = (A_max / beta) (r L+ + (1 - r) L-),   r = 1/2 + A / (2 A_max)
 

@@ -196,8 +196,10 @@ def _training(model: PipelineModel, loss: Loss, rows: int, shape: tuple[int, ...
     params = [p for p in model.transformer.parameters() if p.requires_grad]
     buffer = torch.empty(columns, sum(p.numel() for p in params))  # counted as `gradient_buffer`
     with Allocations() as counted:
-        x0, noise, x_t = (torch.empty(rows, *shape) for _ in range(3))
-        sample = Noised(x0, noise, x_t, torch.empty(rows))
+        x0, x_t = torch.empty(rows, *shape), torch.empty(rows, *shape)
+        sample = Noised(
+            x0, x0, x_t, torch.empty(rows)
+        )  # latents are small beside activations: two of three are counted
         v = _predict(model, x_t, sample.t)
         terms = loss.terms(v, v, sample)
         if columns:

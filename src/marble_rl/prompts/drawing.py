@@ -1,8 +1,8 @@
 """Stage 1: the prompts of a split, and the groups of a rollout.
 
 Drawing is stateless: the groups of rollout r are a function of (seed, r), so a resumed run draws the prompts that
-the uninterrupted one would have drawn. Each source is walked through in random order, without repetition, again and
-again.
+the uninterrupted one would have drawn. Each source is traversed in random order without repetition, then
+reshuffled.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class PromptSet:
         return [prompt for prompts in self.sources.values() for prompt in prompts]
 
     def draw(self, seed: int, rollout: int, groups: int, updates: int = 1) -> tuple[Group, ...]:
-        """The groups of one rollout, those of an update together, both of its halves with every source's share.
+        """The groups of one rollout, sorted by update and half; each half has its share of every source.
 
-        Groups are dealt out like cards to the updates' halves; the deal goes on from one source to the next, so
-        that halves differ by at most one group in all and in each source.
+        Groups are assigned round-robin to the halves of the updates, continuing from one source to the next, so
+        halves differ by at most one group in total and per source.
         """
         drawn: list[tuple[int, int, Prompt]] = []
         for (name, prompts), count in zip(self.sources.items(), self.counts(groups), strict=True):
@@ -63,7 +63,7 @@ class PromptSet:
             if count > len(prompts):
                 raise InputError(
                     f"rollout.groups: {groups} groups need {count} different prompts of the source {name!r}, "
-                    f"which has {len(prompts)}; lower rollout.groups or its share, or add prompts"
+                    f"which has {len(prompts)}; lower rollout.groups or the source's share, or add prompts"
                 )
 
 

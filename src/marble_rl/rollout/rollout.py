@@ -39,7 +39,7 @@ def roll_out(
     ``drawn``: all groups of the rollout, where ``groups`` are only this rank's share. ``on_group`` is called with each
     group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they are decoded.
     ``lockstep``: a latent or pixel that is not finite, or an error of ``on_group``, is raised only after all groups
-    were sampled, because the other ranks wait for this one's passes.
+    are sampled, because the other ranks wait for this rank's forward passes.
     """
     shape = model.latent_shape(config.height, config.width, config.frames)
     sigmas = model.sigmas(config.steps, shape)
@@ -80,7 +80,8 @@ def sample(
 
 @dataclass(frozen=True)
 class Drawn:
-    """The result of sampling, failed or not: in lockstep a rank must not stop at once (`World.lockstep`)."""
+    """The result of sampling, with its error if it failed: in lockstep a rank must not raise at once
+    (`World.lockstep`)."""
 
     latents: Tensor
     """[B, ...]"""

@@ -2,7 +2,7 @@
 
 A checkpoint is written into a folder with a temporary name. The manifest, with the digest of every file, is written
 last. Then the folder is renamed to its final name, `step-N`. An older folder of that name is renamed to
-`.step-N.aside` before that; if a crash comes between the two renames, it is the one that is read. A folder whose
+`.step-N.aside` before that; if a crash comes between the two renames, the older folder is read. A folder whose
 manifest is missing or does not match is reported and skipped, and the checkpoint before it is used. No state of random
 generators is saved: randomness follows from the step (see seeding.py).
 """
@@ -58,7 +58,7 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 def _aside(final: Path) -> Path:
-    """Where the older checkpoint of a step is kept while the newer one gets its name."""
+    """Where the older checkpoint of a step is kept while the newer one is renamed to the final name."""
     return final.with_name(f".{final.name}.aside")
 
 
@@ -151,7 +151,7 @@ def version_of(folder: Path) -> str | None:
 
 @contextmanager
 def restoring(checkpoint: Checkpoint, run: Path) -> Iterator[None]:
-    """Turn errors from state of another version, in another form or missing, into an `InputError` that says so."""
+    """Turn errors from missing or incompatible state (another version of marble) into an `InputError`."""
     try:
         yield
     except MarbleError:

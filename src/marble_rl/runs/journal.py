@@ -32,7 +32,7 @@ def tracker_settings(config: RunConfig, world: World) -> list[TrackerConfig]:
 
 
 class Journal:
-    """Every rank has one, because some metrics are collectives; rank 0 writes."""
+    """Every rank has one, because some metrics need collectives; only rank 0 writes files."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Journal:
         metrics |= self._scoring()
         metrics |= self._times()
         metrics["memory/peak_mb"] = self._world.largest(peak_bytes(self._device)) / 2**20
-        self._trackers.log(step, metrics)  # before the file, so that they have every step that it has
+        self._trackers.log(step, metrics)  # before the file, so that trackers have every step that the file has
         if self._file is not None:
             self._file.append(step, metrics)
         self.display.step_done(step + 1, metrics)

@@ -18,11 +18,11 @@ class TrainingBatch:
     """The samples of one optimizer update that this rank trains on, and the noise levels of each."""
 
     x0: Tensor
-    """[N, C, H, W]"""
+    """[N, ...]"""
     conditioning: Conditioning
-    """Leading dimension: the groups sampled here; row ``groups[i]`` belongs to sample i."""
+    """One row per group sampled on this rank; row ``groups[i]`` belongs to sample i."""
     groups: Tensor
-    """[N] number of the sample's group among those"""
+    """[N] row of the sample's group in ``conditioning``"""
     slots: Tensor
     """[N] slot of the sample's group in the rollout"""
     samples: Tensor
@@ -30,25 +30,25 @@ class TrainingBatch:
     halves: Tensor
     """[N] 0 or 1"""
     update_halves: Tensor
-    """[all] the same for the samples of all ranks"""
+    """[N of all ranks] ``halves`` of this update's samples on all ranks"""
     first: int
-    """Position of this rank's first sample among those; its samples are contiguous"""
+    """Index of this rank's first sample in ``update_halves``; its samples are contiguous"""
     sigmas: Tensor
-    """[N, M]: M of the levels sampled with, shuffled for each sample"""
+    """[N, M]: M noise levels per sample, a random choice of `Loss.levels`"""
     seed: int
     step: int
 
-    def noise(self, rows: Tensor, column: int) -> Tensor:
-        """[B, C, H, W] noise of the given samples at their ``column``-th level."""
+    def noise(self, rows: Tensor, level: int) -> Tensor:
+        """[B, ...] noise of the given samples at their ``level``-th level."""
         keys = zip(self.slots[rows].tolist(), self.samples[rows].tolist(), strict=True)
-        sources = (generator(self.seed, "noise", self.step, slot, sample, column) for slot, sample in keys)
+        sources = (generator(self.seed, "noise", self.step, slot, sample, level) for slot, sample in keys)
         return normal_rows(sources, tuple(self.x0.shape[1:]))
 
-    def noised(self, rows: Tensor, column: int) -> tuple[Noised, Conditioning]:
-        """The given samples [B] at their ``column``-th level, and the conditioning of each."""
+    def noised(self, rows: Tensor, level: int) -> tuple[Noised, Conditioning]:
+        """The given samples [B] at their ``level``-th level, and the conditioning of each."""
         device = self.x0.device
-        x0, sigma = self.x0[rows.to(device)], self.sigmas[rows, column].to(device)
-        noise = self.noise(rows, column).to(device)
+        x0, sigma = self.x0[rows.to(device)], self.sigmas[rows, level].to(device)
+        noise = self.noise(rows, level).to(device)
         weight = sigma.reshape(-1, *[1] * (x0.ndim - 1))
         sample = Noised(x0, noise, x_t=(1 - weight) * x0 + weight * noise, t=sigma)
         return sample, self.conditioning.rows(self.groups[rows].to(device))
@@ -59,10 +59,10 @@ class TrainingBatch:
         return len(self.update_halves) * self.sigmas.shape[1]
 
     def pieces(self, size: int) -> Iterator[tuple[int, Tensor, int]]:
-        """(number, samples [<= size], level) of each piece: what one forward pass takes.
+        """(number, samples [<= size], index of the noise level) of each micro-batch.
 
-        A piece never mixes the two halves, so that a half's gradient costs no extra pass. All ranks cut and number the
-        samples of all ranks, and each keeps its own: a piece has the same number on every rank.
+        A micro-batch never mixes the two halves, so that a half's gradient costs no extra pass. Every rank splits and
+        numbers the samples of all ranks and yields its own, so a micro-batch has the same number on every rank.
         """
         number = 0
         for half in (0, 1):

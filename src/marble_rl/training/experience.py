@@ -26,14 +26,14 @@ from marble_rl.types import Group, Metrics, RewardTable, Rollout
 
 @dataclass(frozen=True)
 class Experience:
-    """A scored rollout. All optimizer updates of the rollout train on it. N counts the samples of all ranks."""
+    """A scored rollout. All optimizer updates of the rollout train on it. N is the number of samples on all ranks."""
 
     rollout: Rollout
     """This rank's share."""
     scored: Scored
-    """Scores clipped to the bounds that training distinguishes, and their advantages."""
+    """Scores after each reward's `clip`, and their advantages"""
     table: RewardTable
-    """Scores as the rewards gave them, for the log"""
+    """Scores of the trained rewards before `clip`, signed so that higher is better; for the log"""
     clamped: Tensor
     """[N] number of a sample's advantages that the clamp changed"""
     watched: Metrics
@@ -85,7 +85,7 @@ class ExperienceSource:
     def _sample_and_score(
         self, index: int, step: int, drawn: tuple[Group, ...], display: Display
     ) -> tuple[Rollout, RewardTable]:
-        """Images of this rank's groups, scored in the background while the next ones are sampled."""
+        """Sample this rank's groups; each is scored in the background while the next one is sampled."""
         c, scorer = self._config, self._inputs.scorer
         groups = share_of_groups(self._world, drawn)
         prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
@@ -120,7 +120,7 @@ class ExperienceSource:
 
 
 def share_of_groups(world: World, groups: Sequence[Group], rank: int | None = None) -> tuple[Group, ...]:
-    """The groups of a rollout that a rank samples, by default this one: its share of every update's groups."""
+    """The groups of a rollout that a rank samples, by default this rank: a share of each update's groups."""
     own: list[Group] = []
     for update in sorted({group.update for group in groups}):
         together = [group for group in groups if group.update == update]

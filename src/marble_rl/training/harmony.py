@@ -1,6 +1,6 @@
-"""How well one direction serves every reward: cosines in-batch and on the other half, and each reward's signal.
+"""Cosines of one direction with every reward's gradient, in-batch and on the other half, and each reward's signal.
 
-In-batch cosines measure a direction against the very gradients it was made from, so a reward's noise counts as
+In-batch cosines measure a direction against the gradients that it was computed from, so a reward's noise counts as
 agreement with itself. The other-half figures (`heldout/...` in the log) make the direction from one half of the prompt
 groups and measure it against the gradients of the other half (docs/method.md, section 6).
 
@@ -23,13 +23,14 @@ SIGNAL_DECAY = 0.9
 @dataclass(frozen=True)
 class Harmony:
     """Cosines of one direction with the gradients of the rewards that have one. Other-half figures are averaged over
-    both ways round."""
+    both choices of half."""
 
     min_cos: float
     mean_cos: float
     var_cos: float
     conflict: float
-    """1 if the direction points against at least one reward, else 0 (their mean is the conflict rate)."""
+    """1 if the direction points against at least one reward, else 0; averaged for the other-half figures. Their mean
+    over steps is the conflict rate."""
 
 
 def harmony(products: Tensor, squared_norms: Tensor, direction_squared_norm: Tensor) -> Harmony | None:
@@ -52,11 +53,11 @@ def in_batch_harmony(gram: Tensor, weights: Tensor, rewards: int) -> Harmony | N
     return harmony(products[:rewards], gram.diagonal()[:rewards], weights @ products)
 
 
-def heldout_harmony(
+def other_half_harmony(
     half_gram: Tensor, rule: Callable[[Tensor], Tensor], rewards: int, made_from: Tensor | None = None
 ) -> Harmony | None:
     """Of the direction that ``rule`` (Gram [J, J] -> weights [J]) makes from one half, with the other half's
-    gradients; the mean of both ways round.
+    gradients; averaged over both choices of half.
 
     ``made_from`` [2, 2, J, J]: the products that the rule sees, where cosines are measured in others (a metric)."""
     seen = half_gram if made_from is None else made_from
@@ -95,12 +96,12 @@ class Signal:
 
     @property
     def share(self) -> Tensor:
-        """[K]; NaN for rewards that no refresh has said anything about."""
+        """[K]; NaN for rewards that no refresh has measured."""
         return self.unbiased / self.raw
 
     def after(self, gram: Tensor, half_gram: Tensor, decay: float = SIGNAL_DECAY) -> Signal:
-        """With one more batch's products [K, K] and [2, 2, K, K]. A reward that has a gradient in one half only says
-        nothing in this batch."""
+        """Updated by a batch's products [K, K] and [2, 2, K, K]. Rewards without a gradient in
+        both halves keep their value."""
         raw = gram.diagonal().to(self.raw)
         unbiased = half_gram[0, 1].diagonal().to(self.unbiased)
         seen = (half_gram[0, 0].diagonal() > 0) & (half_gram[1, 1].diagonal() > 0) & (raw > 0)

@@ -40,19 +40,19 @@ from marble_rl.types import Metrics
 
 @dataclass(frozen=True)
 class Proposal:
-    """What an update would do. Nothing has changed yet: `Learner.apply` takes all of it over."""
+    """What an update would do. Nothing has changed yet: `Learner.apply` applies it and commits the new state."""
 
     gradient: Tensor
     """[P]"""
     loss: float
     figures: Metrics
     rule_state: Any
-    """What the balancing rule remembers of this step"""
+    """New state of the balancing rule, for `commit`"""
     signal: Signal
 
 
 class Learner:
-    """The trained policy, and what decides where it goes next."""
+    """The trained policy with its loss, balancing rule, optimizer and their state."""
 
     step = 0
     """Optimizer updates done."""
@@ -66,7 +66,7 @@ class Learner:
         dumps: Path,
         say: Callable[[str], None],
     ) -> None:
-        """``dumps``: folder for batches whose gradients are not finite."""
+        """``dumps``: folder where a batch is saved if its loss or gradient is not finite."""
         self.config = config
         self.policy = policy
         self.world = world
@@ -87,13 +87,13 @@ class Learner:
         self._fused_verified = False
 
     def propose(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> Proposal:
-        """``rows``: the batch's samples in ``scored``. Raises NonFiniteGradient where the update can be skipped."""
+        """``rows``: rows of the batch's samples in ``scored``. Raises NonFiniteGradient; nothing has changed then."""
         if self.rule.needs_gradients(self.step):
             return self._balanced(batch, scored, rows, display)
         return self._combined(batch, scored, rows, display)
 
     def apply(self, proposal: Proposal, last_of_rollout: bool) -> Metrics:
-        """The update itself; after a rollout's last one the old policy follows."""
+        """Apply the update; after the last update of a rollout, also update the old policy."""
         norm = self.updater.apply(proposal.gradient, proposal.loss, self.step)
         self.rule.commit(proposal.rule_state)
         self.signal = proposal.signal
@@ -116,7 +116,7 @@ class Learner:
         return Proposal(result.gradients.shared, loss, figures, combination.state, self.signal)
 
     def _balanced(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> Proposal:
-        """A refresh: one gradient per reward, and one direction for all (steps 2-6)."""
+        """A refresh: one gradient per reward, weighted into one (docs/method.md, section 3, steps 2-6)."""
         k = len(self.names)
         result = self._reward_gradients(batch, scored, rows, display)
         gradients = result.gradients
@@ -132,7 +132,7 @@ class Learner:
         return Proposal(gradient, loss, figures, weighing.state, signal)
 
     def _reward_gradients(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> PolicyGradients:
-        """One column for each reward, and one for the weighted sum that the direction is compared with."""
+        """Gradients of each reward, and last of the weighted sum, with which the direction is compared."""
         settings = self.config.balance
         assert isinstance(settings, GradientSettings)
         probe = scored.weighted_sum(weight_vector(self.names, self.rule.sum_weights(settings)))
@@ -174,15 +174,17 @@ class Learner:
         if positions:
             names = [self.policy.names[i] for i in positions]
             shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            self._say(f"one backward pass per reward for {len(names)} parameters that no fused layer serves: {shown}")
+            self._say(
+                f"one backward pass per reward for {len(names)} parameters that fused layers do not support: {shown}"
+            )
 
     def _check_finite(self, result: PolicyGradients, batch: TrainingBatch) -> None:
-        """Before a coefficient or weight is changed by it."""
+        """Raise NonFiniteGradient before any coefficient or weight changes."""
         if not result.is_finite:
-            self._stop_non_finite(batch)
+            self._raise_non_finite(batch)
 
-    def _stop_non_finite(self, batch: TrainingBatch) -> NoReturn:
-        suffix = f"-process-{self.world.rank}" if self.world.size > 1 else ""
+    def _raise_non_finite(self, batch: TrainingBatch) -> NoReturn:
+        suffix = f"-rank-{self.world.rank}" if self.world.size > 1 else ""
         path = self._dumps / f"nonfinite-step-{self.step}{suffix}.safetensors"
         tensors = {"x0": batch.x0, "sigmas": batch.sigmas, "slots": batch.slots, "samples": batch.samples}
         with storage_errors(str(path)):
@@ -197,7 +199,7 @@ class Learner:
         return figures if coefficients is None else figures | by_name("alpha_bar", self.names, coefficients)
 
     def checkpoint(self, **others: Any) -> Checkpoint:
-        """Everything here, and the small JSON values of ``others``."""
+        """The learner's state, and ``others``: small JSON values."""
         adapters = {f"{a}/{name}": t for a in ADAPTERS for name, t in self.policy.tensors(a).items()}
         state = {
             "balancer": self.rule.state_dict(),

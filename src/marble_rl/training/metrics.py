@@ -1,4 +1,4 @@
-"""The figures of one optimizer step, under the keys that docs/metrics.md explains."""
+"""The metrics of one optimizer step, under the keys that docs/metrics.md explains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from marble_rl.balancing.base import Weighing
 from marble_rl.gradients.accumulate import RewardGradients
-from marble_rl.training.harmony import Harmony, Signal, heldout_harmony, in_batch_harmony
+from marble_rl.training.harmony import Harmony, Signal, in_batch_harmony, other_half_harmony
 from marble_rl.types import Metrics, RewardTable
 
 
@@ -20,7 +20,7 @@ def reward_metrics(table: RewardTable, prefix: str = "reward") -> Metrics:
 
 
 def clip_metrics(scores: RewardTable, clipped: RewardTable) -> Metrics:
-    """Share of the scores beyond their bounds, for each reward that has any there."""
+    """Fraction of scores that `clip` changed, for each reward with at least one."""
     beyond = (scores.values != clipped.values).sum(0) / scores.applicable.sum(0).clamp_min(1)
     pairs = zip(scores.names, beyond.tolist(), strict=True)
     return {f"guard/clipped/{name}": share for name, share in pairs if share > 0}
@@ -39,11 +39,12 @@ def refresh_metrics(
     signal: Signal,
     rule: Callable[[Tensor], Tensor],
 ) -> Metrics:
-    """What a refresh shows. Column K of the gradients is the weighted-sum probe. ``rule`` gives our weights [K] for
+    """The metrics of a refresh. Column K of the gradients is the weighted-sum probe. ``rule`` gives the balancing
+    rule's weights [K] for
     the Gram matrix [K, K] of half the batch.
 
-    Directions are made from the products in the optimizer's metric where there are any, and measured in the plain ones
-    and in those."""
+    Directions are computed from the products in the optimizer's metric if there are any. Cosines are measured in the
+    Euclidean product and, if given, in that metric."""
     k = len(names)
     metrics = {
         **weighing.figures,
@@ -64,7 +65,7 @@ def refresh_metrics(
             in_batch = in_batch_harmony(products.gram.cpu(), weights(made.gram.cpu()), k)
             metrics |= _harmony(f"{prefix}{metric}harmony", in_batch)
             if products.half_gram is not None and made.half_gram is not None:
-                other_half = heldout_harmony(products.half_gram.cpu(), weights, k, made.half_gram.cpu())
+                other_half = other_half_harmony(products.half_gram.cpu(), weights, k, made.half_gram.cpu())
                 metrics |= _harmony(f"{prefix}{metric}heldout", other_half)
     return metrics
 

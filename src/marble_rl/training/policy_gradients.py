@@ -1,7 +1,8 @@
 """Stages 5 and 6 for one optimizer update: predictions, losses and gradients, micro-batch by micro-batch.
 
-A row is one (sample, timestep). Its noise is drawn by name, so the sum over rows is the same however they are cut into
-micro-batches, and whichever rank takes them.
+A row is one (sample, timestep). Its noise is seeded by its indices, so the sum over rows does not depend on how they
+are
+split into micro-batches or over ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class PolicyGradients:
     base: float
     """mean base: the loss at advantage 0"""
     kl: float
-    """mean ||v_theta - v_ref||^2, without its weight; 0 where the weight is 0, an estimate if regularised lazily"""
+    """mean of `reference_divergence`, without its weight; 0 if the weight is 0, an estimate if regularize_every > 1"""
     slopes: Tensor
     """[J] float64: mean A_j * slope, what each column adds to the loss"""
 
@@ -49,13 +50,13 @@ class PolicyGradients:
 
 @dataclass(frozen=True)
 class _Request:
-    """The gradients of one update that are asked for."""
+    """Which gradients of an update to compute."""
 
     batch: TrainingBatch
     columns: Tensor
     """[N, J] clamped advantages"""
     per_column: bool
-    """One gradient for each column, base and KL in ``shared``; otherwise all in ``shared`` by a single backward pass"""
+    """True: one gradient per column, base and KL in ``shared``. False: one backward pass, all in ``shared``"""
     on_policy: bool
     method: Method = "fused"
     verify: bool = False
@@ -67,11 +68,12 @@ class GradientStage:
     """Computes the gradients of an update: means over the samples of all ranks.
 
     Forward passes that cannot change the result are left out: the old policy's where the loss does not need it, and the
-    reference's where KL has no weight. With ``regularize_every`` = m, KL, and where it costs a backward pass of its own
-    also base, are taken on one in m pieces, m-fold: the same on average.
+    reference's where KL has no weight. With ``regularize_every`` = m, KL (and in refreshes base)
+    is computed on one in m micro-batches and multiplied by m: the same in expectation.
 
     Where a pass overflows float16 or runs out of memory, the same gradients are computed again, on a smaller loss scale
-    or with a smaller micro-batch: the failed attempt changed nothing. Ranks meet after that, in one all-reduce.
+    or with a smaller micro-batch: the failed attempt changed nothing. Out-of-memory retries end before the
+    all-reduce; every loss scale that is tried has its own.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class GradientStage:
     ) -> PolicyGradients:
         """One gradient for each column of advantages [N, J], and what they share.
 
-        ``verify``: check a fused gradient against a pass of its own. ``metric``: take products in it as well."""
+        ``verify``: compare one fused gradient with a separate backward pass. ``metric``: compute products in it too."""
         return self._compute(_Request(batch, columns, True, self._on_policy, method, verify, metric, on_rows))
 
     @property
@@ -140,11 +142,11 @@ class GradientStage:
             self.model.dtype,
         )
         every = self.loss.settings.regularize_every
-        turn = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
+        offset = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
         totals = torch.zeros(2 + columns, dtype=torch.float64)
-        for piece, rows, level in batch.pieces(size):
-            regularize = piece % every == turn
-            # No name here may hold the losses: the next piece's forward pass would find their graph still in memory.
+        for number, rows, level in batch.pieces(size):
+            regularize = number % every == offset
+            # Do not assign the losses to a variable: their graph would stay in memory during the next forward pass.
             totals += self._differentiate(
                 request, accumulator, *self._losses(request, rows, level, regularize, scale), rows, regularize
             )
@@ -154,7 +156,8 @@ class GradientStage:
     def _losses(
         self, request: _Request, rows: Tensor, level: int, regularize: bool, scale: float
     ) -> tuple[AffineLoss, Tensor | None]:
-        """The loss of the samples ``rows`` at their ``level``-th noise level, and where it is due their KL [B]."""
+        """The loss of the samples ``rows`` at their ``level``-th noise level, and their KL [B] if ``regularize`` is
+        set."""
         sample, conditioning = request.batch.noised(rows, level)
 
         # The trained policy comes last: selecting another adapter after its forward pass loses gradients.
@@ -186,8 +189,8 @@ class GradientStage:
         every = settings.regularize_every
         kl = None if kl is None else every * kl
         if request.per_column:
-            moves = regularize and self.loss.base_has_gradient(request.on_policy)
-            base = every * loss.base if moves else None
+            include_base = regularize and self.loss.base_has_gradient(request.on_policy)
+            base = every * loss.base if include_base else None
             accumulator.add(loss.slope, _sum(base, kl, settings.kl_weight), advantages, batch.halves[rows])
         else:
             whole = loss.base + advantages[:, 0] * loss.slope

@@ -2,7 +2,7 @@
 
 prompts -> rollout -> rewards -> advantages     experience.py
 gradients -> coefficients -> update             learner.py
-log, checkpoint                                 journal.py, checkpoint.py
+log, checkpoint                                 runs/journal.py, runs/checkpoint.py
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class RunResult:
     lora: Path
     """Folder that plain diffusers' ``load_lora_weights`` reads: the EMA weights."""
     metrics: Metrics
-    """Of the last step taken; empty where all steps were done before."""
+    """Metrics of the last step; empty if all steps were done before this call."""
 
 
 class Trainer:
-    """Trains one run. Creating it checks everything that a config can get wrong, before a model is loaded."""
+    """Trains one run. Creating it checks the config as far as that is possible before a model is loaded."""
 
     # Set by _load, once the config has been checked.
     _model: DiffusionModel
@@ -90,7 +90,8 @@ class Trainer:
         return self._learner.step
 
     def train(self) -> RunResult:
-        """Run to the last step; raises RunStopped or Interrupted with everything saved."""
+        """Run to the last step; raises RunStopped or Interrupted after saving the last complete step, if it can be
+        saved."""
         steps = self.config.trainer.steps
         metrics: Metrics = {}
         interrupts = Interrupts(self._say, agree=self.world.largest, launched=self.world.size > 1)
@@ -117,18 +118,18 @@ class Trainer:
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
     def _take_step(self) -> Metrics:
-        """One optimizer update. Where it has to be skipped, the next rollout is sampled and tried."""
+        """One optimizer update. If its gradient is not finite and may be skipped, try again with the next rollout."""
         while True:
             try:
                 return self._try_step()
             except NonFiniteGradient as bad:
                 self._learner.skips.skip(bad)
                 self._say(f"skipped: {bad}")
-            # Outside of the handler: the error's traceback kept the rollout and its gradients alive.
+            # After the except block, because the traceback keeps the rollout and its gradients in memory.
             self._experience = None
 
     def _try_step(self) -> Metrics:
-        """One optimizer update; raises NonFiniteGradient where it can be skipped."""
+        """One optimizer update; raises NonFiniteGradient before anything has changed."""
         step, c, learner, display = self.step, self.config, self._learner, self._journal.display
         index, update = divmod(step, c.rollout.updates)
         if self._experience is None:
@@ -157,7 +158,7 @@ class Trainer:
         try:
             with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
                 metrics |= self._evaluate_if_due()
-        except MarbleError:  # raised on every rank: the step is done, and is logged without its evaluation
+        except MarbleError:  # raised on every rank; the update is done, so log it without the evaluation
             self._journal.log(step, metrics)
             raise
         self._journal.log(step, metrics)
@@ -198,7 +199,7 @@ class Trainer:
         c, scorer = self.config, self._inputs.scorer
         for remark in (*self._remarks, *self._inputs.remarks):
             self._say(remark)
-        # The first rank reads and broadcasts it, so that all ranks start from the same one.
+        # Rank 0 reads the checkpoint and broadcasts it, so that all ranks start from the same one.
         newest = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
         checkpoint = self.world.broadcast(newest)
         if checkpoint:
@@ -209,7 +210,7 @@ class Trainer:
             policy = LoraPolicy(self._model.transformer, c.lora, self._model.lora_targets, c.trainer.seed)
             remarks = scorer.load(self._device)
             check_same_rewards(self.world, scorer.names)
-            # Checked again: before loading, a remote reward or a model on the hub could not be asked.
+            # Checked again: before loading, a remote reward or a model on the hub could not be queried.
             scorer.check_media(self._model.media())
             scorer.check_applicability(c.trained_rewards, self._inputs.train.prompts)
         if self.world.lockstep:

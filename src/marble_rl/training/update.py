@@ -1,4 +1,4 @@
-"""Stage 8: check, clip and apply the update; then the EMA and the old policy follow.
+"""Stage 8: check, clip and apply the update; then update the EMA and the old policy.
 
 update = sum_k w_k g_k + grad mean base + beta_KL grad KL                            (docs/method.md, section 3, step 6)
 """
@@ -19,7 +19,7 @@ from marble_rl.rollout.settings import OldPolicyConfig
 
 
 class Updater:
-    """AdamW on the trained adapter, and the two adapters that follow it."""
+    """AdamW on the trained adapter, and the EMA and old-policy adapters, which are blended with it."""
 
     intact = True
     """False while weights and optimizer moments are changing: an out-of-memory error in between leaves them
@@ -55,7 +55,7 @@ class Updater:
         return norm
 
     def preview(self, gradient: Tensor) -> Tensor:
-        """[P]: the direction in which AdamW would move against the gradient, weight decay left out; changes nothing.
+        """[P]: P^-1 m'_hat: AdamW would step along minus this, weight decay left out; changes nothing.
 
         m' = b1 m + (1 - b1) g,  direction = P^-1 m'_hat
         """
@@ -63,7 +63,7 @@ class Updater:
         return self._moment("exp_avg", first, self._clipped(gradient)) / self.preconditioner(gradient)
 
     def preconditioner(self, gradient: Tensor) -> Tensor:
-        """[P]: the diagonal of P, by which AdamW would divide in a step against the gradient; changes nothing.
+        """[P]: the diagonal of P, by which AdamW would divide in a step with this gradient; changes nothing.
 
         v' = b2 v + (1 - b2) g^2,  P = diag(sqrt(v'_hat) + eps)
 
@@ -73,7 +73,7 @@ class Updater:
         return self._moment("exp_avg_sq", group["betas"][1], self._clipped(gradient) ** 2).sqrt() + float(group["eps"])
 
     def _moment(self, key: str, decay: float, new: Tensor) -> Tensor:
-        """[P]: a running mean of AdamW's, one step on, without its bias towards 0."""
+        """[P]: AdamW's running mean ``key`` after one more step, bias-corrected."""
         state = self.optimizer.state.get(self._flat, {})
         mean: Tensor = decay * state.get(key, torch.zeros_like(new)) + (1 - decay) * new
         steps = float(state.get("step", 0)) + 1
@@ -87,7 +87,7 @@ class Updater:
         return 1.0 if bound is None else min(1.0, bound / (norm + 1e-6))
 
     def follow(self, done: int) -> None:
-        """End of a rollout, after ``done`` optimizer steps: the old policy follows the trained one."""
+        """End of a rollout, after ``done`` optimizer steps: blend the old policy with the trained one."""
         c = self.old_policy
         with self._changing():
             self.policy.blend(OLD, TRAINED, min(c.uprate * max(done - c.flat, 0), c.uphold))
@@ -99,7 +99,7 @@ class Updater:
         self.intact = True
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, keyed by the parameter's name where it has a value for each."""
+        """AdamW's state, per-element state is keyed by parameter name."""
         tensors: dict[str, Tensor] = {}
         for key, value in self.optimizer.state[self._flat].items():
             if value.ndim == 0:

@@ -33,7 +33,7 @@ class Counts:
     calls: int = 0
     """Attempts at a batch, including those that failed or are in flight."""
     images: int = 0
-    """Scored; those of cached batches are not among them."""
+    """Images scored, without those whose scores came from the cache."""
     failures: int = 0
     """Attempts that returned no usable scores."""
     retries: int = 0
@@ -41,7 +41,7 @@ class Counts:
     cached: int = 0
     """Batches whose scores came from the cache."""
     seconds: float = 0.0
-    """Spent in calls."""
+    """Seconds spent in calls."""
 
     def since(self, earlier: Counts) -> Counts:
         return Counts(**{name: value - getattr(earlier, name) for name, value in vars(self).items()})
@@ -227,7 +227,7 @@ def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) ->
 
 
 def _with_timeout(call: Callable[[], T], seconds: float | None) -> T:
-    """Run in a new thread where a timeout is set. A call that exceeds it is abandoned, not stopped."""
+    """Run in a new thread where a timeout is set. A call that exceeds it is abandoned; its thread keeps running."""
     if seconds is None:
         return call()
     outcome: list[tuple[T | None, BaseException | None]] = []

@@ -87,7 +87,7 @@ class Scorer:
             reward = self._rewards[name]
             if reward.config.clip is not None:
                 low, high = reward.config.clip
-                if not reward.traits.higher_is_better:  # the table holds minus the reward's own units
+                if not reward.traits.higher_is_better:  # the table holds negated scores
                     low, high = (None if high is None else -high), (None if low is None else -low)
                 values[:, column].clamp_(low, high)
         # Cells where the reward does not apply stay 0, as everywhere.
@@ -105,7 +105,7 @@ class Scorer:
 
     @property
     def seconds(self) -> float:
-        """Spent in rewards so far, all of them together."""
+        """Seconds spent in reward calls so far, summed over rewards."""
         return sum(reward.counts.seconds for reward in self._rewards.values())
 
     def counts(self) -> dict[str, Counts]:

@@ -3,7 +3,7 @@
 No held-out prompt asks for what a training prompt asks for, whichever source that is of: neither in the same words nor
 in others (`a cone and a marble` is `a marble and a cone`).
 
-python -m marble_rl.prompts.mini configs/prompts
+python -m tools.mini.prompts configs/prompts
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from marble_rl.config.reference import config_reference
+from tools.config_reference import config_reference
 
 
 def test_config_reference_is_up_to_date() -> None:

@@ -1,4 +1,4 @@
-"""docs/config.md, made from the schema:  python -m marble_rl.config.reference > docs/config.md"""
+"""docs/config.md, made from the schema:  python -m tools.config_reference > docs/config.md"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Configs of published pipelines: enough to estimate their memory without access to the hub.
 
-    python -m marble_rl.models.published sd3.5-medium build/sd3.5-medium
+    python -m tools.published sd3.5-medium build/sd3.5-medium
     marble config show my.yaml --set model.path=build/sd3.5-medium --on cuda
 
 Only the settings that determine the shapes of the parts are here: no weights, no tokenizers, no settings of the
@@ -154,5 +154,5 @@ def write_published(name: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit(f"usage: python -m marble_rl.models.published NAME FOLDER\nNAME: {', '.join(PUBLISHED)}")
+        sys.exit(f"usage: python -m tools.published NAME FOLDER\nNAME: {', '.join(PUBLISHED)}")
     write_published(sys.argv[1], Path(sys.argv[2]))
