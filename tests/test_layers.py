@@ -13,6 +13,7 @@ import marble_rl
 ROOT = Path(marble_rl.__file__).parent
 LAYERS = (
     {"errors", "types", "section", "seeding", "devices", "storage", "hub", "intervals", "plugins", "advantages"},
+    {"charts"},
     {"mini"},
     {"distributed"},
     {"losses"},

@@ -14,6 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from jobs import finish, plan, result
+from marble_rl.charts.style import LIGHT
 from marble_rl.compare import runner
 from marble_rl.compare.display import JobsDisplay
 from marble_rl.compare.job_result import Failure, read_results
@@ -76,8 +77,8 @@ def test_the_picture_shows_something(out: Path) -> None:
     assert pixels.shape[0] > 200
     assert pixels.shape[1] > 500
     colours = {tuple(colour) for colour in np.unique(pixels.reshape(-1, 3), axis=0).tolist()}
-    assert (0x2A, 0x6F, 0xBB) in colours, "MARBLE's interval"
-    assert (0xC0, 0x50, 0x4D) in colours, "that of what it is compared with"
+    assert tuple(bytes.fromhex(LIGHT["ours"][1:])) in colours, "MARBLE's interval"
+    assert tuple(bytes.fromhex(LIGHT["bad"][1:])) in colours, "that of what it is compared with"
 
 
 def test_no_table_of_nothing(out: Path, tmp_path: Path) -> None:

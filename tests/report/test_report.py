@@ -353,7 +353,7 @@ def test_a_diagnosis_is_shown_with_whatever_directions_it_has(copy: Path) -> Non
     ):
         assert text in page.text
     assert page.of("new") == []
-    assert f"small, colour: {MINUS}0.123" in page.text
+    assert any(f"small, colour: {MINUS}0.123" in str(drawing.get("aria-label")) for drawing in page.of("svg"))
 
 
 def test_gains_by_source_are_in_spreads_and_only_where_a_reward_applies(copy: Path) -> None:

@@ -243,36 +243,34 @@ def write_bench(bench: Bench, folder: Path) -> None:
 
 
 def _draw(bench: Bench, file: Path) -> None:
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 3.8), dpi=150)
+    from marble_rl.charts.style import LIGHT, styled
 
     def cost(step: Step) -> tuple[float, float, float]:
         speed = bench.speed[step.name]
         return 1 / speed.median, 1 / speed.median - 1 / speed.high, 1 / speed.low - 1 / speed.median
 
-    def curve(rewards: list[int], steps: list[Step], **style: Any) -> None:
-        costs = [cost(step) for step in steps]
-        spread = [[c[1] for c in costs], [c[2] for c in costs]]
-        axes.errorbar(rewards, [c[0] for c in costs], yerr=spread, capsize=3, **style)
-
-    curve(list(FUSED), list(FUSED.values()), marker="o", color="#2a6fbb", label="one gradient per reward, fused")
-    curve([5], [PASSES], marker="s", color="#c0504d", linestyle="", label="one backward pass per reward")
-    curve([5], [FUSED_LAZY], marker="o", color="#6aa84f", linestyle="", label="fused, regularised lazily")
-    axes.axhline(1.0, color="#777777", linewidth=1)
-    axes.annotate("weighted sum", (50, 1.0), ha="right", va="bottom", color="#555555")
-    axes.set_xlabel("rewards K")
-    axes.set_ylabel("cost of a step, weighted sum = 1")
-    axes.set_ylim(0)
-    axes.legend(frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(file)
-    plt.close(figure)
+    with styled():
+        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+        axes = figure.subplots()
+        for rewards, steps, label, marker, colour in (
+            (list(FUSED), list(FUSED.values()), "one gradient per reward, fused", "o", "ours"),
+            ([5], [PASSES], "one backward pass per reward", "s", "bad"),
+            ([5], [FUSED_LAZY], "fused, regularised lazily", "o", "r9"),
+        ):
+            middle, below, above = zip(*map(cost, steps), strict=True)
+            axes.errorbar(
+                rewards, middle, yerr=[below, above], capsize=3, label=label, marker=marker, color=LIGHT[colour]
+            )
+        axes.axhline(1.0, color=LIGHT["quiet"], linewidth=1)
+        axes.annotate("weighted sum", (50, 1.0), ha="right", va="bottom", color=LIGHT["quiet"])
+        axes.set_xlabel("rewards K")
+        axes.set_ylabel("cost of a step, weighted sum = 1")
+        axes.set_ylim(0)
+        axes.margins(x=0.05)
+        axes.legend()
+        figure.savefig(file)
 
 
 def _machine(device: torch.device) -> dict[str, str]:

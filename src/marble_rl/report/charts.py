@@ -1,51 +1,46 @@
-"""Charts as SVG that a browser scales, prints and recolours: lines, stacked bars, intervals.
-
-Colours are classes (`r0`, `r1`, ... one for each reward; `s0`, ... for stages) that the style sheet gives a value for
-either theme. What a chart shows under the pointer stands beside it as JSON, read by script.js.
-"""
+"""Charts in a page: drawn by marble_rl.charts, with what to show under the pointer as JSON that script.js reads."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from itertools import groupby, pairwise
+from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 from markupsafe import Markup
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import MaxNLocator
 
+from marble_rl.charts import drawing
+from marble_rl.charts.drawing import Line, Reference
+from marble_rl.charts.style import LIGHT, plain
+from marble_rl.charts.svg import Sheet, sheet
 from marble_rl.intervals import Interval
-from marble_rl.report.axes import BOTTOM, LEFT, TOP, Frame, Mark, axes, drawing, scale, step_marks, tick_text
-from marble_rl.report.wording import number, shortened
+from marble_rl.report.wording import MINUS, number, shortened
 
-CHARACTER = 8.6
-"""Width of one in the labels at the ends of curves; they are larger on a phone, where the chart is scaled down."""
-MOST_NAME = 22
-"""Characters of a name beside its row."""
-LINE = 14
-"""Least distance of two labels."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A curve, or single marks."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    colour: str
-    label: str = ""
-    """At its right end"""
-    style: str = "line"
-    """`line`, `dashed`, `dots` (faint, behind the lines) or `marks` (rings)"""
-    band: Sequence[tuple[float, float]] | None = None
-    """(lowest, highest) of its 95 % interval at each x"""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A horizontal line with a meaning."""
-
-    y: float
-    label: str
+WIDTH, HEIGHT = 460.0, 200.0
+"""Pixels of a chart: the whole width, and the height of its plot."""
+SMALL_WIDTH, SMALL_HEIGHT = 340.0, 150.0
+MOST_NAME, MOST_LABEL = 22, 14
+"""Characters of a name beside a row of intervals, and beside a row of cells."""
+LABEL_GAP = 14.0
+"""Least distance of labels at the ends of curves."""
+LEVELS = 5
+"""Shades of a map on either side of zero. Each is one path: much smaller than a rectangle for every sample."""
+BOX = np.array([(0.0, -0.46), (1.0, -0.46), (1.0, 0.46), (0.0, 0.46), (0.0, -0.46)])
+BOX_CODES = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
+"""Of one sample in the map."""
+MOST_REMEMBERED = 100
+"""Charts of each kind."""
+P = ParamSpec("P")
+T = TypeVar("T")
+Row = dict[str, Any]
+"""A line under the pointer: its `name` and `colour`, and at each place one of its `values` and the height `y` of a dot.
+A value is None where there is nothing to show; a chart without dots has no heights."""
 
 
 @dataclass(frozen=True)
@@ -62,181 +57,199 @@ class Chart:
     """Beside the title"""
 
 
+def drawn_once(draw: Callable[P, T]) -> Callable[P, T]:
+    """Remember what was drawn: a page that is built again, as under --watch, has mostly the same charts.
+
+    Charts are the same where the repr of all arguments is: give lists and tuples, not arrays, which abbreviate theirs.
+    """
+    known: dict[str, T] = {}
+
+    @wraps(draw)
+    def draw_or_recall(*args: P.args, **kwargs: P.kwargs) -> T:
+        key = hashlib.sha256(repr((args, kwargs)).encode(errors="surrogatepass")).hexdigest()
+        if key not in known:
+            while len(known) >= MOST_REMEMBERED:
+                del known[next(iter(known))]
+            known[key] = draw(*args, **kwargs)
+        return known[key]
+
+    return draw_or_recall
+
+
+def _svg(page: Sheet, description: str) -> Markup:
+    """With a description for those who cannot see it; the arrow keys walk through its values."""
+    return page.svg(Markup('role="img" aria-label="{}" tabindex="0"').format(description))
+
+
+def _hover(page: Sheet, headings: Sequence[str], at: Sequence[float], rows: Sequence[Row], along: str = "x") -> Row:
+    """For script.js: what to show at each of the places ``at``, pixels from the left (``along`` x) or the top (y)."""
+    return {"plot": page.plot, "x": headings, "at": at, "rows": rows, "along": along}
+
+
+@drawn_once
 def line_chart(
     title: str,
     lines: Sequence[Line],
     *,
     references: Sequence[Reference] = (),
     include: Sequence[float] = (),
-    steps: tuple[float, float] | None = None,
-    places: dict[float, str] | None = None,
-    unit: str = "step",
-    size: tuple[int, int] = (460, 240),
-    note: str = "",
-    colour: str = "",
-    summary: str = "",
+    x_ends: tuple[float, float] | None = None,
+    x_label: str = "step",
+    x_names: Mapping[float, str] | None = None,
+    small: bool = False,
+    **texts: str,
 ) -> Chart:
-    """Curves over steps. ``include`` are values that the y axis must reach, ``steps`` the ends of the x axis.
-
-    ``places`` names every x, where it is another thing than steps; its ``unit`` stands before the name.
-    """
-    xs = sorted({float(v) for line in lines for v in line.x})
-    ends = [end for line in lines for interval in line.band or () for end in interval]
-    everything = [*(v for line in lines for v in line.y), *ends, *(r.y for r in references), *include]
-    low, high, ticks = scale(min(everything), max(everything))
-    labels = [line.label for line in lines if line.label] + [""]
-    right = max(10.0, 12 + CHARACTER * max(len(label) for label in labels))
-    frame = Frame(*size, right, steps or (xs[0], xs[-1]), (low, high))
-    marks = step_marks(*frame.x) if places is None else _named_marks(frame, places)
-    parts = [axes(frame, ticks, marks), *(_reference(frame, reference, lines) for reference in references)]
-    order = {"dots": 0, "marks": 2}
-    parts += [_draw(frame, line) for line in sorted(lines, key=lambda line: order.get(line.style, 1))]
-    parts += _end_labels(frame, [line for line in lines if line.label])
-    rows: list[dict[str, object]] = []
-    for line in lines:
-        known = {float(x): y for x, y in zip(line.x, line.y, strict=True)}
-        values = [None if x not in known else number(known[x]) for x in xs]
-        heights = [None if x not in known else frame.down(known[x]) for x in xs]
-        rows.append({"name": line.name, "colour": line.colour, "values": values, "y": heights})
-    names = None if places is None else [places[x] for x in xs]
-    return Chart(title, drawing(frame, title, parts), frame.hover(unit, xs, rows, names), note, colour, summary)
+    """Curves, as of `drawing.curves`. ``texts`` here and below: `note`, `colour` and `summary` of the chart."""
+    with sheet(*(SMALL_WIDTH, SMALL_HEIGHT) if small else (WIDTH, HEIGHT)) as page:
+        labels = drawing.curves(
+            page.axes, lines, x_label=x_label, x_names=x_names, x_ends=x_ends, references=references, include=include
+        )
+        page.fit(labels)
+        drawing.spread(labels, page.axes, LABEL_GAP)
+        every = sorted({float(x) for line in lines for x in line.x})
+        rows = []
+        for line in lines:
+            heights = dict(zip(map(float, line.x), page.places(line.x, line.y)[1], strict=True))
+            values = {float(x): number(y) for x, y in zip(line.x, line.y, strict=True)}
+            shown = {"values": list(map(values.get, every)), "y": list(map(heights.get, every))}
+            rows.append({"name": line.name, "colour": line.colour, **shown})
+        at, _ = page.places(every, [lines[0].y[0]] * len(every))
+        headings = [f"{x_label} {f'{x:.9g}' if x_names is None else x_names[x]}" for x in every]
+        data = _hover(page, headings, at, rows)
+        last = ", ".join(f"{line.name} {number(line.y[-1])}" for line in lines)
+        return Chart(title, _svg(page, f"{title}. Last values: {last}"), data, **texts)
 
 
-def _named_marks(frame: Frame, places: dict[float, str]) -> list[Mark]:
-    """From the right, those that have room beside the one before."""
-    kept: list[Mark] = []
-    for x, name in sorted(places.items(), reverse=True):
-        if not kept or frame.across(kept[-1][0]) - frame.across(x) >= CHARACTER * (len(name) + 1):
-            kept.append((x, name, "middle"))
-    return kept
-
-
+@drawn_once
 def stacked_bars(
-    title: str, steps: Sequence[float], stages: Sequence[tuple[str, str, Sequence[float]]], *, note: str = ""
+    title: str, steps: Sequence[float], stages: Sequence[tuple[str, str, Sequence[float]]], **texts: str
 ) -> Chart:
     """Seconds of each stage (name, colour, seconds a step), one bar a step."""
-    totals = [math.fsum(values[i] for _, _, values in stages) for i in range(len(steps))]
-    _, high, ticks = scale(0.0, max(totals))
-    frame = Frame(460, 240, 10.0, (min(steps) - 0.5, max(steps) + 0.5), (0.0, high))
-    room = (frame.width - LEFT - frame.right) / len(steps)
-    bar = max(0.8, room * 0.8)
-    # One path for each stage: a tenth of the size of as many rectangles.
-    floor = [0.0] * len(steps)
-    parts = [axes(frame, ticks, step_marks(min(steps), max(steps)))]
-    rows: list[dict[str, object]] = []
-    for name, colour, values in stages:
-        pieces = []
-        for i, value in enumerate(values):
-            top, height = frame.down(floor[i] + value), frame.down(floor[i]) - frame.down(floor[i] + value)
-            if height > 0:
-                left = LEFT + room * (i if len(steps) > 1 else 0) + (room - bar) / 2
-                pieces.append(f"M{left:.1f} {top:.1f}h{bar:.1f}v{height:.1f}h-{bar:.1f}z")
-            floor[i] += value
-        parts.append(Markup('<path class="area {}" d="{}"/>').format(colour, "".join(pieces)))
-        rows.append({"name": name, "colour": colour, "values": [f"{v:.2f} s" for v in values], "y": []})
-    data = frame.hover("step", steps, rows)
-    data["at"] = [round(LEFT + room * (i + 0.5), 1) for i in range(len(steps))]
-    return Chart(title, drawing(frame, title, parts), data, note)
+    with sheet(WIDTH, HEIGHT) as page:
+        half = (steps[-1] - steps[0]) / (len(steps) - 1) / 2 if len(steps) > 1 else 0.5
+        edges = [*(step - half for step in steps), steps[-1] + half]
+        heights = [[*seconds, seconds[-1]] for _, _, seconds in stages]
+        page.axes.stackplot(edges, heights, colors=[LIGHT[c] for _, c, _ in stages], step="post", linewidth=0)
+        page.axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        page.axes.set(xlim=(edges[0], edges[-1]), xlabel="step")
+        page.fit()
+        rows = [
+            {"name": name, "colour": colour, "values": [f"{value:.2f} s" for value in seconds], "y": []}
+            for name, colour, seconds in stages
+        ]
+        at, _ = page.places(steps, [0.0] * len(steps))
+        return Chart(title, _svg(page, title), _hover(page, [f"step {x:.9g}" for x in steps], at, rows), **texts)
 
 
-def forest(title: str, rows: Sequence[tuple[str, Interval, str]], *, width: float = 340.0, note: str = "") -> Chart:
+@drawn_once
+def forest(title: str, rows: Sequence[tuple[str, Interval, str]], *, small: bool = True, **texts: str) -> Chart:
     """Means with their intervals, one row for each (name, mean and interval, colour), on one scale."""
-    low, high, ticks = scale(min(d.low for _, d, _ in rows), max(d.high for _, d, _ in rows))
-    names = [shortened(name, MOST_NAME) for name, _, _ in rows]
-    small = width < 400
-    left, row = 14 + (6.6 if small else CHARACTER) * max(map(len, names)), 24.0
-    height = TOP + row * len(rows) + BOTTOM
-
-    def across(value: float) -> float:
-        return round(left + (width - left - 14) * (value - low) / (high - low), 1)
-
-    text = tick_text(ticks)
-    shown = [tick for tick in ticks if low <= tick <= high][:: 2 if len(ticks) > 3 and small else 1]
-    parts = []
-    for tick in shown:
-        x, kind = across(tick), "grid zero" if abs(tick) < 1e-12 else "grid"
-        parts.append(Markup('<path class="{}" d="M{} {}V{}"/>').format(kind, x, TOP - 4, height - BOTTOM))
-        label = Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>')
-        parts.append(label.format(x, height - 8, text(tick)))
-    for i, (name, (_, found, colour)) in enumerate(zip(names, rows, strict=True)):
-        y = TOP + row * (i + 0.5)
-        values = f"{number(found.mean)} ({number(found.low)} to {number(found.high)})"
-        label = Markup('<title>{}</title><text x="0" y="{}">{}</text>').format(values, y + 4, name)
-        whisker = Markup('<path class="whisker" d="M{} {}H{}"/>').format(across(found.low), y, across(found.high))
-        dot = Markup('<circle class="dot" cx="{}" cy="{}" r="4.5"/>').format(across(found.mean), y)
-        parts.append(Markup('<g class="interval {}">{}{}{}</g>').format(colour, label, whisker, dot))
-    svg = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">{}</svg>')
-    return Chart(title, svg.format(width, height, title, Markup("").join(parts)), {}, note)
+    with sheet(SMALL_WIDTH if small else WIDTH, 24.0 * len(rows)) as page:
+        drawing.forest(page.axes, [(shortened(name, MOST_NAME), interval, colour) for name, interval, colour in rows])
+        page.fit()
+        values = [f"{number(i.mean)} ({number(i.low)} to {number(i.high)})" for _, i, _ in rows]
+        _, at = page.places([rows[0][1].mean] * len(rows), range(len(rows)))
+        shown = {"name": "mean", "colour": "ink", "values": values, "y": []}
+        data = _hover(page, [name for name, _, _ in rows], at, [shown], along="y")
+        described = "; ".join(f"{name} {text}" for (name, _, _), text in zip(rows, values, strict=True))
+        return Chart(title, _svg(page, f"{title}. {described}"), data, **texts)
 
 
-def interval_mark(found: Interval, colour: str) -> Markup:
-    """A difference and its interval beside zero, on a scale of its own."""
-    width, height, edge = 170.0, 22.0, 8.0
-    low, high = min(0.0, found.low), max(0.0, found.high)
-    reach = (high - low) or 1.0
-
-    def across(value: float) -> float:
-        return round(edge + (width - 2 * edge) * (value - low) / reach, 1)
-
-    middle = height / 2
-    return Markup(
-        '<svg class="interval {}" viewBox="0 0 {:.0f} {:.0f}" aria-hidden="true"><path class="zero" d="M{} 2V{}"/>'
-        '<path class="whisker" d="M{} {}H{}"/><circle class="dot" cx="{}" cy="{}" r="4.5"/></svg>'
-    ).format(
-        colour, width, height, across(0), height - 2, across(found.low), middle, across(found.high),
-        across(found.mean), middle,
-    )  # fmt: skip
+@drawn_once
+def interval_mark(interval: Interval, colour: str) -> Markup:
+    """A difference and its interval beside zero, each on its own scale. The figures stand beside it in the table."""
+    with sheet(170.0, 22.0) as page:
+        drawing.whisker(page.axes, interval, LIGHT[colour], 0.0)
+        page.axes.axvline(0.0, color=LIGHT["quiet"], linewidth=1.0, zorder=0)
+        low, high = min(0.0, interval.low), max(0.0, interval.high)
+        edge = 0.05 * ((high - low) or 1.0)
+        page.axes.set(xlim=(low - edge, high + edge), ylim=(-1.0, 1.0))
+        page.axes.set_axis_off()
+        return page.svg(Markup('class="interval {}" aria-hidden="true"').format(colour))
 
 
-def _reference(frame: Frame, reference: Reference, lines: Sequence[Line]) -> Markup:
-    """With its label at that end, and on that side, where the curves keep farthest away."""
-    y, end = frame.down(reference.y), frame.width - frame.right
-    reach = CHARACTER * len(reference.label)
-    points = [(frame.across(x), frame.down(v)) for line in lines for x, v in zip(line.x, line.y, strict=True)]
-    places = [(x, y + dy, anchor) for dy in (-5, 13) for x, anchor in ((end - 2, "end"), (LEFT + 2, "start"))]
-
-    def clearance(place: tuple[float, float, str]) -> float:
-        x, base, anchor = place
-        low, high = (x - reach, x) if anchor == "end" else (x, x + reach)
-        return min((abs(py - base + 4) for px, py in points if low - 8 <= px <= high + 8), default=99.0)
-
-    x, base, anchor = max(places, key=clearance)
-    return Markup(
-        '<path class="reference" d="M{} {}H{}"/><text class="reference" x="{}" y="{}" text-anchor="{}">{}</text>'
-    ).format(LEFT, y, end, x, base, anchor, reference.label)
-
-
-def _draw(frame: Frame, line: Line) -> Markup:
-    places = [(frame.across(x), frame.down(y)) for x, y in zip(line.x, line.y, strict=True)]
-    path = "M" + "L".join(f"{x:g} {y:g}" for x, y in places)
-    if line.style in ("line", "dashed") and len(places) > 1:
-        band = _band(frame, line) if line.band is not None else Markup("")
-        return band + Markup('<path class="{} {}" d="{}"/>').format(line.style, line.colour, path)
-    radius = 2 if line.style == "dots" else 4
-    dots = [Markup('<circle cx="{}" cy="{}" r="{}"/>').format(x, y, radius) for x, y in places]
-    between = [Markup('<path d="{}"/>').format(path)] if line.style == "marks" else []
-    return Markup('<g class="{} {}">{}</g>').format(line.style, line.colour, Markup("").join(between + dots))
+@drawn_once
+def matrix(
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cells: Sequence[Sequence[float | None]],
+    *,
+    signed: bool = True,
+    unknown: str = "?",
+    **texts: str,
+) -> Chart:
+    """Numbers in coloured cells. ``unknown`` stands where there is none."""
+    written = [[unknown if v is None else _digits(v, signed, len(columns)) for v in row] for row in cells]
+    with sheet(WIDTH, 34.0 * len(rows)) as page:
+        beside, below = ([shortened(name, MOST_LABEL) for name in names] for names in (rows, columns))
+        drawing.matrix(page.axes, beside, below, cells, written)
+        page.fit()
+        at, _ = page.places(range(len(columns)), [0.0] * len(columns))
+        shown = _cell_rows(rows, cells, signed)
+        named = [
+            (f"{row['name']}, {column}", v) for row in shown for column, v in zip(columns, row["values"], strict=True)
+        ]
+        described = "; ".join(f"{place}: {value}" for place, value in named if value is not None)
+        return Chart(title, _svg(page, f"{title}. {described}"), _hover(page, columns, at, shown), **texts)
 
 
-def _band(frame: Frame, line: Line) -> Markup:
-    """Forth along its upper edge and back along the lower one."""
-    intervals = zip(line.x, line.band or (), strict=True)
-    edges = [(frame.across(x), frame.down(high), frame.down(low)) for x, (low, high) in intervals]
-    outline = [f"{x:g} {up:g}" for x, up, _ in edges] + [f"{x:g} {down:g}" for x, _, down in reversed(edges)]
-    return Markup('<path class="band {}" d="M{}z"/>').format(line.colour, "L".join(outline))
+def _cell_rows(names: Sequence[str], cells: Sequence[Sequence[float | None]], signed: bool) -> list[Row]:
+    texts = [[None if v is None else number(v, signed=signed) for v in row] for row in cells]
+    return [{"name": name, "colour": "ink", "values": row, "y": []} for name, row in zip(names, texts, strict=True)]
 
 
-def _end_labels(frame: Frame, lines: Sequence[Line]) -> list[Markup]:
-    """Names at the right ends of curves, moved apart where they would overlap."""
-    wanted = sorted(((frame.down(line.y[-1]), line) for line in lines), key=lambda pair: pair[0])
-    places: list[float] = []
-    for place, _ in wanted:
-        places.append(max(place, places[-1] + LINE) if places else place)
-    overflow = max(0.0, places[-1] - (frame.height - BOTTOM)) if places else 0.0
-    for i in reversed(range(len(places))):  # back up from the bottom edge
-        places[i] = places[i] - overflow if i == len(places) - 1 else min(places[i], places[i + 1] - LINE)
-    x = frame.width - frame.right + 8
-    return [
-        Markup('<text class="end {}" x="{}" y="{:.1f}">{}</text>').format(line.colour, x, place + 4, line.label)
-        for (_, line), place in zip(wanted, places, strict=True)
-    ]
+def _digits(value: float, signed: bool, columns: int) -> str:
+    """As many as fit into a cell beside so many others."""
+    narrow = columns > 5
+    text = f"{abs(value):.{2 if columns < 10 else 1}f}" if abs(value) < 10 else f"{abs(value):.0f}"
+    sign = MINUS if value < 0 and float(text) else "+" if signed and not narrow and float(text) else ""
+    return sign + (text.removeprefix("0") if narrow and abs(value) < 1 else text)
+
+
+@drawn_once
+def sample_map(
+    title: str, rows: Sequence[str], samples: Sequence[tuple[str, str, Sequence[float | None]]], **texts: str
+) -> Chart:
+    """A column for each (group, name, value for each row or None where the row says nothing about it), by group."""
+    groups = list(dict.fromkeys(group for group, _, _ in samples))
+    ordered = sorted(samples, key=lambda sample: groups.index(sample[0]))
+    table = np.array([values for _, _, values in ordered], float)  # [samples, rows], NaN for None
+    full = float(np.nanmax(np.abs(table), initial=0.0)) or 1.0
+    with sheet(WIDTH, 26.0 * len(rows)) as page:
+        levels = np.round(LEVELS * np.abs(table) / full)
+        for level in range(LEVELS + 1):
+            for colour, sign in (("accent", table >= 0), ("bad", table < 0)):
+                chosen = np.argwhere((levels == level) & sign)
+                path = Path((chosen[:, None] + BOX).reshape(-1, 2), BOX_CODES * len(chosen))
+                strength = 0.06 + 0.94 * level / LEVELS
+                page.axes.add_artist(PathPatch(path, facecolor=LIGHT[colour], alpha=strength, linewidth=0))
+        sizes = [len(list(members)) for _, members in groupby(ordered, key=lambda sample: sample[0])]
+        starts = np.cumsum([0, *sizes])[:-1]
+        for start in starts:
+            page.axes.axvline(start, **drawing.LOOKS["zero"])
+        letters = [int(36 * size / len(ordered)) for size in sizes]  # about 36 fit below the map
+        names = [shortened(plain(group), most) for group, most in zip(groups, letters, strict=True)]
+        page.axes.set_xticks(starts + np.array(sizes) / 2, names)
+        page.axes.set_yticks(range(len(rows)), [shortened(plain(n), MOST_LABEL) for n in rows], color=LIGHT["text"])
+        page.axes.set(xlim=(0, len(ordered)), ylim=(len(rows) - 0.4, -0.6))
+        page.axes.grid(visible=False)
+        page.fit()
+        at, _ = page.places([i + 0.5 for i in range(len(ordered))], [0.0] * len(ordered))
+        columns = list(zip(*(values for _, _, values in ordered), strict=True))
+        data = _hover(page, [shortened(name, 36) for _, name, _ in ordered], at, _cell_rows(rows, columns, True))
+        return Chart(title, _svg(page, title), data, **texts)
+
+
+@drawn_once
+def histogram(
+    title: str, values: Sequence[float], *, unit: str, reference: Reference | None = None, **texts: str
+) -> Chart:
+    """How many values lie in each bin from zero on; ``reference`` is a place on the x axis."""
+    with sheet(WIDTH, HEIGHT) as page:
+        counts, edges = drawing.histogram(page.axes, values, unit=unit, reference=reference)
+        page.fit()
+        at, _ = page.places([sum(ends) / 2 for ends in pairwise(edges)], [0.0] * len(counts))
+        headings = [f"{number(low)} to {number(high)}" for low, high in pairwise(edges)]
+        rows = [{"name": "batches", "colour": "ours", "values": counts, "y": []}]
+        return Chart(title, _svg(page, title), _hover(page, headings, at, rows), **texts)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from marble_rl.charts.style import PALETTE
 from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import COMPARISON, Comparison
@@ -16,7 +17,6 @@ from marble_rl.report.charts import Chart, forest
 from marble_rl.report.jobs import curves, peak_memory, pictures, read_jobs, shown_methods
 from marble_rl.report.page import render
 from marble_rl.report.pictures import Gallery, shown_cards
-from marble_rl.report.sections import PALETTE
 from marble_rl.report.verdicts import Answer, Verdict
 from marble_rl.report.wording import count_word, counted, duration, interval, listed, memory, number
 

@@ -1,16 +1,17 @@
-"""Sections on what a diagnosis found: how directions serve the rewards, how rewards agree, and who teaches what."""
+"""Sections on what a diagnosis measured: how directions serve the rewards, how rewards agree, and who teaches what."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from statistics import fmean
 
+from marble_rl.charts.drawing import Line, Reference
 from marble_rl.diagnose.intervals import few
 from marble_rl.diagnose.record import Diagnosis
 from marble_rl.intervals import Interval
-from marble_rl.report.charts import Chart, Line, Reference, forest, line_chart
+from marble_rl.report.charts import Chart, forest, histogram, line_chart, matrix, sample_map
 from marble_rl.report.evaluation import gains_by_source
-from marble_rl.report.grids import histogram, matrix, sample_map
 from marble_rl.report.run_data import RunData
 from marble_rl.report.sections import Section, Table, colours
 from marble_rl.report.wording import number, shortened
@@ -19,38 +20,38 @@ COMMAND = "marble diagnose RUN"
 MOST_SAMPLES = 400
 """In the map: it is no wider in dots, and each takes a hundred bytes of the page for every reward."""
 KNOWN = {"weighted_sum": "theirs", "uniform": "r8", "marble": "ours"}
-"""Directions with a colour of their own; the others are drawn in that of text."""
+"""Directions that have their own colour; the others are drawn in that of text."""
 
 
 def diagnosis(run: RunData) -> Section:
-    found = run.diagnosis
+    measured = run.diagnosis
     why = (
         f"Not diagnosed. {COMMAND} measures gradients on fresh batches: conflict rates, cosines between rewards, "
         "signal by batch size, and which samples teach which reward."
     )
-    if found is None:
+    if measured is None:
         return Section("diagnosis", "Diagnosis", "", [], why)
-    when = "" if found.step is None else f" after step {found.step}"
+    when = "" if measured.step is None else f" after step {measured.step}"
     text = (
-        f"{few(found.batches)} One gradient per reward from each of {found.batches} fresh batches of {found.images} "
-        f"images, none of them trained on, drawn by the policy{when}. Each way to combine the rewards is measured with "
-        "the gradients of its own batch, where a reward's noise counts as agreement with itself, and with those of "
-        "another batch, which is what counts. Whiskers: 95 % intervals."
+        f"{few(measured.batches)} One gradient per reward from each of {measured.batches} fresh batches of "
+        f"{measured.images} images, none of them trained on, drawn by the policy{when}. Each way to combine the "
+        "rewards is measured with the gradients of its own batch, where a reward's noise counts as agreement with "
+        "itself, and with those of another batch, which is what counts. Whiskers: 95 % intervals."
     )
     charts = [
-        *_forests(found),
-        *_larger(found),
-        _cosines(found),
-        *_correlations(found),
-        *_signal(run, found),
-        _norms(found),
-        _lengths(found),
-        *_constructed(found),
+        *_forests(measured),
+        *_larger(measured),
+        _cosines(measured),
+        *_correlations(measured),
+        *_signal(run, measured),
+        _norms(measured),
+        _lengths(measured),
+        *_constructed(measured),
     ]
-    return Section("diagnosis", "Diagnosis", text.strip(), charts, table=_table(found))
+    return Section("diagnosis", "Diagnosis", text.strip(), charts, table=_table(measured))
 
 
-def _forests(found: Diagnosis) -> list[Chart]:
+def _forests(measured: Diagnosis) -> list[Chart]:
     """Another batch first: it is the figure that counts."""
     wanted = (
         ("Another batch: worst cosine", "independent", "min_cos", "Above 0 every reward gains; noise lies below."),
@@ -62,19 +63,19 @@ def _forests(found: Diagnosis) -> list[Chart]:
     for title, way, key, note in wanted:
         rows = [
             (name, getattr(direction, way)[key], KNOWN.get(name, "ink"))
-            for name, direction in found.directions.items()
+            for name, direction in measured.directions.items()
             if key in getattr(direction, way)
         ]
         if rows:
-            charts.append(forest(title, rows, width=460.0, note=note))
+            charts.append(forest(title, rows, small=False, note=note))
     return charts
 
 
-def _larger(found: Diagnosis) -> list[Chart]:
-    """Only those with a colour of their own: ten lines on top of each other tell nothing."""
+def _larger(measured: Diagnosis) -> list[Chart]:
+    """Only those with their own colour: ten lines on top of each other cannot be told apart."""
     lines = []
-    for name in found.directions:
-        by_size = found.by_size(name)
+    for name in measured.directions:
+        by_size = measured.by_size(name)
         if name in KNOWN and len(by_size) > 1:
             x = [math.log2(size) for size in by_size]
             y = [figure.mean for figure in by_size.values()]
@@ -82,27 +83,32 @@ def _larger(found: Diagnosis) -> list[Chart]:
             lines.append(Line(name, x, y, KNOWN[name], name, band=band))
     if not lines:
         return []
-    places = {math.log2(size): f"x{size}" for name in found.directions for size in found.by_size(name)}
     note = (
         "Worst cosine of directions made from larger batches, with the mean gradient of all images left over. Above 0 "
         "the batch is large enough for the direction to serve every reward in truth."
     )
-    chart = line_chart("Worst cosine by batch size", lines, include=[0.0], places=places, unit="batch", note=note)
-    return [chart]
+    sizes = _sizes(size for name in measured.directions for size in measured.by_size(name))
+    title = "Worst cosine by batch size"
+    return [line_chart(title, lines, include=[0.0], x_label="batch size", x_names=sizes, note=note)]
 
 
-def _table(found: Diagnosis) -> Table:
+def _sizes(sizes: Iterable[float]) -> dict[float, str]:
+    """Relative to the run's. Each doubling takes the same room."""
+    return {math.log2(size): f"x{size:g}" for size in sizes}
+
+
+def _table(measured: Diagnosis) -> Table:
     columns = ["direction", "another batch", "conflict there", "own batch", "conflict there", "AdamW's step"]
     rows = []
-    for name, direction in found.directions.items():
+    for name, direction in measured.directions.items():
         figures = [
             direction.independent.get("min_cos"),
             direction.independent.get("conflict"),
             direction.in_batch.get("min_cos"),
             direction.in_batch.get("conflict"),
-            found.applied[name].min_cos if name in found.applied else None,
+            measured.applied[name].min_cos if name in measured.applied else None,
         ]
-        rows.append((name, found.meanings.get(name, ""), KNOWN.get(name, "ink"), [_told(f) for f in figures]))
+        rows.append((name, measured.meanings.get(name, ""), KNOWN.get(name, "ink"), [_written(f) for f in figures]))
     about = (
         "Smallest cosine with a reward's gradient with its interval, and how often it is negative. Last column: "
         "of the step that AdamW would take, in another batch."
@@ -110,41 +116,40 @@ def _table(found: Diagnosis) -> Table:
     return Table(columns, rows, about)
 
 
-def _told(figure: Interval | None) -> str:
+def _written(figure: Interval | None) -> str:
     if figure is None:
         return ""
     interval = f" ({number(figure.low)} to {number(figure.high)})" if figure.low < figure.high else ""
     return number(figure.mean) + interval
 
 
-def _cosines(found: Diagnosis) -> Chart:
+def _cosines(measured: Diagnosis) -> Chart:
     note = (
         "Of their true gradients, from products of different batches. Below 0 two rewards oppose each other. With "
         "little signal they are rough and can leave ±1; ? where a gradient is lost in noise."
     )
-    return matrix("Cosines between rewards", found.names, found.names, found.cosines, note=note)
+    return matrix("Cosines between rewards", measured.names, measured.names, measured.cosines, note=note)
 
 
-def _correlations(found: Diagnosis) -> list[Chart]:
-    facts = found.advantages
+def _correlations(measured: Diagnosis) -> list[Chart]:
+    facts = measured.advantages
     if facts is None or not facts.correlations:
         return []
     agreement = ""
     if facts.agreement is not None:
         agreement = (
-            f" Within one batch the cosines between gradients follow these to {number(facts.agreement.mean)} "
-            f"({number(facts.agreement.low)} to {number(facts.agreement.high)}); at 1 gradients tell nothing that "
-            "the scores of its images do not."
+            f" Within one batch the cosines between gradients follow these to {_written(facts.agreement)}; at 1 "
+            "gradients say nothing that the scores of its images do not."
         )
     note = f"Of the images in a batch: do two rewards prefer the same ones?{agreement}"
-    return [matrix("Correlations of advantages", found.names, found.names, facts.correlations, note=note)]
+    return [matrix("Correlations of advantages", measured.names, measured.names, facts.correlations, note=note)]
 
 
-def _signal(run: RunData, found: Diagnosis) -> list[Chart]:
+def _signal(run: RunData, measured: Diagnosis) -> list[Chart]:
     colour = colours(run)
     lines = []
-    for k, name in enumerate(found.names):
-        known = [(math.log2(size), row[k]) for size, row in found.signal.items()]
+    for k, name in enumerate(measured.names):
+        known = [(math.log2(size), row[k]) for size, row in measured.signal.items()]
         points = [(x, y) for x, y in known if y is not None]
         if points:
             x, y = zip(*points, strict=True)
@@ -153,51 +158,58 @@ def _signal(run: RunData, found: Diagnosis) -> list[Chart]:
             lines.append(Line(name, x, drawn, colour.get(name, "ink"), shortened(name, 14)))
     if not lines:
         return []
-    places = {math.log2(size): f"x{size:g}" for size in found.signal}
     note = (
         "Share of a reward's squared gradient that is not noise, for batches of other sizes than the run's. A reward "
         "stands at 0 where its estimate is not positive: these batches cannot tell it from noise."
     )
-    references = [Reference(0.1, "too little to learn from")]
-    chart = line_chart(
-        "Signal by batch size", lines, references=references, include=[0.0], places=places, unit="batch", note=note
-    )
-    return [chart]
+    return [
+        line_chart(
+            "Signal by batch size",
+            lines,
+            references=[Reference(0.1, "too little to learn from")],
+            include=[0.0],
+            x_label="batch size",
+            x_names=_sizes(measured.signal),
+            note=note,
+        )
+    ]
 
 
-def _norms(found: Diagnosis) -> Chart:
-    k = len(found.names)
+def _norms(measured: Diagnosis) -> Chart:
+    k = len(measured.names)
     return histogram(
         "Length of the common direction",
-        found.qp.norm,
+        measured.qp.norm,
+        unit="smallest cosine",
         reference=Reference(1 / math.sqrt(k), f"1/√{k}: unrelated gradients"),
         note="Over batches: the cosine that the min-norm point of unit gradients guarantees in its own batch.",
-        summary=f"{100 * found.qp.near_zero:.0f} % below 0.05",
+        summary=f"{100 * measured.qp.near_zero:.0f} % below 0.05",
     )
 
 
-def _lengths(found: Diagnosis) -> Chart:
+def _lengths(measured: Diagnosis) -> Chart:
     return histogram(
         "Length of the combined gradient",
-        found.qp.combined,
+        measured.qp.combined,
+        unit="length",
         note="Over batches, in units of the rewards' mean gradient length. Short: little is left to agree on.",
-        summary=f"mean {number(fmean(found.qp.combined))}",
+        summary=f"mean {number(fmean(measured.qp.combined))}",
     )
 
 
-def _constructed(found: Diagnosis) -> list[Chart]:
-    if len(found.conflict) < 2 or len(found.names) < 2:
+def _constructed(measured: Diagnosis) -> list[Chart]:
+    if len(measured.conflict) < 2 or len(measured.names) < 2:
         return []
-    turned = [(c.strength, c.min_cos, c.weighted_sum_min_cos) for c in found.conflict]
+    turned = [(c.strength, c.min_cos, c.weighted_sum_min_cos) for c in measured.conflict]
     strength, ours, theirs = (list(column) for column in zip(*turned, strict=True))
     lines = [
         Line("marble", strength, ours, "ours", "marble"),
         Line("plain sum", strength, theirs, "theirs", "plain sum", "dashed"),
     ]
-    note = f"Worst cosine in the own batch while {found.names[1]}'s gradient is turned against {found.names[0]}'s."
-    places = {value: f"{100 * value:.0f} %" for value in strength}
-    title = "A constructed conflict"
-    return [line_chart(title, lines, include=[0.0], places=places, unit="turned", note=note)]
+    first, second = measured.names[:2]
+    note = f"Worst cosine in the own batch while {second}'s gradient is turned against {first}'s."
+    names = {value: f"{100 * value:.0f} %" for value in strength}
+    return [line_chart("A constructed conflict", lines, include=[0.0], x_label="turned", x_names=names, note=note)]
 
 
 def specialists(run: RunData) -> Section:
@@ -207,14 +219,14 @@ def specialists(run: RunData) -> Section:
         "prompt source. An empty place: the reward does not apply."
     )
     charts = []
-    found = run.diagnosis
-    if found is not None and found.samples:
-        every = math.ceil(len(found.samples) / MOST_SAMPLES)
+    measured = run.diagnosis
+    if measured is not None and measured.samples:
+        every = math.ceil(len(measured.samples) / MOST_SAMPLES)
         which = "Every sample" if every == 1 else f"One sample in {every}"
         note = f"{which} of one batch. Blue: better than its group's mean, red: worse. Deeper: by more."
-        samples = [(s.source, s.prompt, s.advantages) for s in found.samples[::every]]
-        charts.append(sample_map("Advantages of samples", found.names, samples, note=note))
-        charts.append(_mean_sizes(found))
+        samples = [(s.source, s.prompt, s.advantages) for s in measured.samples[::every]]
+        charts.append(sample_map("Advantages of samples", measured.names, samples, note=note))
+        charts.append(_mean_sizes(measured))
     gains = {} if run.evaluation is None else gains_by_source(run.evaluation)
     if gains:
         rewards = [name for name in (*run.trained, *run.held_out) if any(name in row for row in gains.values())]
@@ -225,18 +237,18 @@ def specialists(run: RunData) -> Section:
         if rewards:
             charts.append(matrix("Gain by prompt source", list(gains), rewards, cells, unknown="", note=note))
     why = (
-        "Nothing is known yet on which prompts teach which reward. marble evaluate RUN tells where each reward gained, "
+        "Nothing is known yet on which prompts teach which reward. marble evaluate RUN shows where each reward gained, "
         f"{COMMAND} which samples teach it."
     )
     return Section("specialists", "Specialists", text, charts, why)
 
 
-def _mean_sizes(found: Diagnosis) -> Chart:
-    sources = list(dict.fromkeys(sample.source for sample in found.samples))
+def _mean_sizes(measured: Diagnosis) -> Chart:
+    sources = list(dict.fromkeys(sample.source for sample in measured.samples))
     cells: list[list[float | None]] = []
     for source in sources:
-        columns = zip(*(sample.advantages for sample in found.samples if sample.source == source), strict=True)
-        told = [[abs(value) for value in column if value is not None] for column in columns]
-        cells.append([fmean(sizes) if sizes else None for sizes in told])
-    note = "Their mean size: near 0, the prompts of this source tell the reward nothing."
-    return matrix("Advantages by prompt source", sources, found.names, cells, signed=False, unknown="", note=note)
+        columns = zip(*(sample.advantages for sample in measured.samples if sample.source == source), strict=True)
+        known = [[abs(value) for value in column if value is not None] for column in columns]
+        cells.append([fmean(sizes) if sizes else None for sizes in known])
+    note = "Their mean size: near 0, the prompts of this source teach the reward nothing."
+    return matrix("Advantages by prompt source", sources, measured.names, cells, signed=False, unknown="", note=note)

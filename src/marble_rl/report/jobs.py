@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marble_rl.charts.drawing import Line
 from marble_rl.compare.job_result import JobResult
 from marble_rl.compare.jobs import JOBS
-from marble_rl.report.charts import Chart, Line, line_chart
+from marble_rl.report.charts import Chart, line_chart
 from marble_rl.report.evaluation import PromptCard, Shot, prompt_cards
 from marble_rl.report.run_data import read_if_whole, read_metrics
 from marble_rl.report.statistics import smooth, thinned

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from marble_rl import __version__
 from marble_rl.balancing.registry import RULES
+from marble_rl.charts.style import CSS
 from marble_rl.config import to_yaml
 from marble_rl.report import sections
 from marble_rl.report.evaluation import prompt_cards
@@ -91,7 +92,7 @@ def render(template: str, **values: Any) -> str:
     assert loader is not None
     style, script = (loader.get_source(environment, name)[0] for name in ("style.css", "script.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    own = {"style": Markup(style), "script": Markup(script), "script_digest": digest, "version": __version__}
+    own = {"style": Markup(CSS + style), "script": Markup(script), "script_digest": digest, "version": __version__}
     return environment.get_template(template).render(**own, **values)
 
 

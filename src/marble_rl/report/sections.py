@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from marble_rl.balancing.registry import RULES
-from marble_rl.report.charts import Chart, Line, Reference, line_chart
+from marble_rl.charts.drawing import Line, Reference
+from marble_rl.charts.style import PALETTE
+from marble_rl.report.charts import Chart, line_chart
 from marble_rl.report.run_data import RunData, Series
 from marble_rl.report.statistics import smooth, thinned
 from marble_rl.report.wording import number, shortened
-
-PALETTE = 10
-"""Colours of rewards in style.css."""
-SMALL = (340, 190)
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def reward_curves(run: RunData) -> Section:
         evaluated = run.series(f"eval/{name}")
         lines = _raw_and_smooth(measured, colour[name])
         if evaluated:
-            lines.append(Line("evaluated", *thinned(evaluated.steps, evaluated.values), colour[name], style="marks"))
+            lines.append(Line("evaluated", *thinned(evaluated.steps, evaluated.values), colour[name], style="rings"))
         if lines:
             shown = next((line for line in lines if line.name == "smoothed"), lines[0])
             charts.append(
@@ -67,8 +65,8 @@ def reward_curves(run: RunData) -> Section:
                     f"{name} (held out)" if name in run.held_out else name,
                     lines,
                     include=_room(shown.y),
-                    steps=(0, run.steps_done - 1),
-                    size=SMALL,
+                    x_ends=(0, run.steps_done - 1),
+                    small=True,
                     colour=colour[name],
                     summary=" → ".join(number(v) for v in dict.fromkeys((shown.y[0], shown.y[-1]))),
                 )
@@ -178,11 +176,11 @@ def harmony(run: RunData) -> Section:
 
 
 def signal(run: RunData) -> Section:
-    found = run.by_reward("signal")
+    measured = run.by_reward("signal")
     charts = []
-    if found:
+    if measured:
         note = "1: no noise. 0: nothing but noise. The first values rest on one or two batches."
-        charts.append(line_chart("Signal", _lines(found, colours(run)), include=[0.0, 0.2], note=note))
+        charts.append(line_chart("Signal", _lines(measured, colours(run)), include=[0.0, 0.2], note=note))
     text = (
         "The share of each reward's squared gradient that two independent halves of a batch agree on. Near 0 the "
         "reward cannot be learnt at this batch size, or nothing is left to learn."
@@ -207,5 +205,5 @@ def _both(run: RunData, key: str) -> list[Line]:
     return lines
 
 
-def _lines(found: dict[str, Series], colour: dict[str, str]) -> list[Line]:
-    return [Line(name, *thinned(s.steps, s.values), colour[name], shortened(name, 14)) for name, s in found.items()]
+def _lines(by_reward: dict[str, Series], colour: dict[str, str]) -> list[Line]:
+    return [Line(name, *thinned(s.steps, s.values), colour[name], shortened(name, 14)) for name, s in by_reward.items()]

@@ -6,7 +6,8 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from marble_rl.report.charts import Chart, Line, line_chart, stacked_bars
+from marble_rl.charts.drawing import Line
+from marble_rl.report.charts import Chart, line_chart, stacked_bars
 from marble_rl.report.run_data import RunData
 from marble_rl.report.statistics import thinned
 from marble_rl.report.wording import duration, memory

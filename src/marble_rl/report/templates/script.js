@@ -58,6 +58,7 @@
     const svg = figure.querySelector("svg");
     const data = JSON.parse(values.textContent);
     const layer = svg.querySelector(".hover");
+    const across = data.along === "x";
     const tip = document.createElement("div");
     tip.className = "tip";
     tip.setAttribute("role", "status");
@@ -65,11 +66,13 @@
     const hide = () => { at = -1; layer.replaceChildren(); tip.remove(); };
     const show = (i) => {
       at = i;
-      const [, top, , bottom] = data.plot;
+      const [left, top, right, bottom] = data.plot;
+      const place = data.at[i];
+      const ends = across ? { x1: place, x2: place, y1: top, y2: bottom } : { x1: left, x2: right, y1: place, y2: place };
       const line = document.createElementNS(SVG, "line");
-      for (const [name, value] of Object.entries({ x1: data.at[i], x2: data.at[i], y1: top, y2: bottom })) line.setAttribute(name, value);
+      for (const [name, value] of Object.entries(ends)) line.setAttribute(name, value);
       const heading = document.createElement("b");
-      heading.textContent = `${data.unit} ${data.x[i]}`;
+      heading.textContent = data.x[i];
       const rows = [heading], marks = [line];
       for (const row of data.rows) {
         if (row.values[i] === null) continue;
@@ -78,7 +81,7 @@
         rows.push(entry);
         if (row.y.length) {
           const dot = document.createElementNS(SVG, "circle");
-          for (const [name, value] of Object.entries({ cx: data.at[i], cy: row.y[i], r: 4, class: row.colour })) dot.setAttribute(name, value);
+          for (const [name, value] of Object.entries({ cx: place, cy: row.y[i], r: 4, class: row.colour })) dot.setAttribute(name, value);
           marks.push(dot);
         }
       }
@@ -86,16 +89,18 @@
       tip.replaceChildren(...rows);
       figure.append(tip);
       const scale = svg.clientWidth / svg.viewBox.baseVal.width;
-      const x = svg.getBoundingClientRect().left - figure.getBoundingClientRect().left + data.at[i] * scale;
+      const x = svg.getBoundingClientRect().left - figure.getBoundingClientRect().left + (across ? place : left) * scale;
       const room = figure.clientWidth - tip.offsetWidth - 6;
       tip.style.left = `${Math.max(6, Math.min(room, x > figure.clientWidth / 2 ? x - tip.offsetWidth - 12 : x + 12))}px`;
-      tip.style.top = `${svg.offsetTop || 40}px`;
+      const under = across ? 0 : (place + 12) * scale;
+      tip.style.top = `${svg.getBoundingClientRect().top - figure.getBoundingClientRect().top + under}px`;
     };
     const nearest = (event) => {
       const box = svg.getBoundingClientRect();
-      const x = (event.clientX - box.left) * svg.viewBox.baseVal.width / box.width;
+      const scale = svg.viewBox.baseVal.width / box.width;
+      const pointed = (across ? event.clientX - box.left : event.clientY - box.top) * scale;
       let best = 0;
-      data.at.forEach((place, i) => { if (Math.abs(place - x) < Math.abs(data.at[best] - x)) best = i; });
+      data.at.forEach((place, i) => { if (Math.abs(place - pointed) < Math.abs(data.at[best] - pointed)) best = i; });
       show(best);
     };
     svg.addEventListener("pointermove", nearest);
@@ -103,7 +108,7 @@
     svg.addEventListener("pointerleave", hide);
     svg.addEventListener("blur", hide);
     svg.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       if (!step) return;
       event.preventDefault();
       show(Math.max(0, Math.min(data.at.length - 1, at < 0 ? 0 : at + step)));
