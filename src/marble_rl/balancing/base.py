@@ -111,6 +111,12 @@ class Balancer(ABC):
         """Whether the direction of a refresh never has a negative product with a reward's gradient in that batch."""
         return False
 
+    @property
+    def gradient_method(self) -> Literal["fused", "passes"]:
+        """How the gradients that `weigh` gets are computed."""
+        method: Literal["fused", "passes"] = self.settings.gradients
+        return method
+
     def needs_gradients(self, step: int) -> bool:
         """Whether the step after ``step`` updates needs one gradient per reward."""
         return False

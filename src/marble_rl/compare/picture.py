@@ -42,7 +42,7 @@ def draw(comparison: Comparison, file: Path) -> None:
         right.set_ylim(left.get_ylim())
         right.set_title("rewards; colour: z-score across methods", fontsize=10)
         if comparison.held_out:
-            figure.supxlabel("* held out", x=0.995, ha="right", fontsize=8, color=LIGHT["quiet"])
+            figure.supxlabel("* evaluation-only", x=0.995, ha="right", fontsize=8, color=LIGHT["quiet"])
         figure.savefig(file)
 
 

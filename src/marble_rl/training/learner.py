@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.advantages import Scored
-from marble_rl.balancing.base import GradientSettings, weight_vector
+from marble_rl.balancing.base import weight_vector
 from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
@@ -133,9 +133,7 @@ class Learner:
 
     def _reward_gradients(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> PolicyGradients:
         """Gradients of each reward, and last of the weighted sum, with which the direction is compared."""
-        settings = self.config.balance
-        assert isinstance(settings, GradientSettings)
-        probe = scored.weighted_sum(weight_vector(self.names, self.rule.sum_weights(settings)))
+        probe = scored.weighted_sum(weight_vector(self.names, self.rule.sum_weights(self.config.balance)))
         columns = torch.cat([scored.advantages, probe[:, None]], dim=1)[rows]
         metric = Metric(len(self.names), self.updater.preconditioner) if self.rule.metric == "adam" else None
         with display.stage("gradients"):
@@ -143,7 +141,7 @@ class Learner:
                 result = self.gradients.per_reward(
                     batch,
                     columns,
-                    method=settings.gradients,
+                    method=self.rule.gradient_method,
                     verify=not self._fused_verified,
                     metric=metric,
                     on_rows=self._progress(batch, display),
