@@ -38,7 +38,7 @@ SQUARE = {"type": "square", "side": 1}
     ("tree", "lines"),
     [
         ({}, ["shape: is missing; add it"]),
-        ({"shape": {}}, ["shape: needs a `type:`, one of 'type' values; see docs/config.md"]),
+        ({"shape": {}}, ["shape: needs a `type`; docs/config.md lists the valid ones"]),
         ({"shape": {"type": "sqare"}}, ["shape: unknown type 'sqare'. Did you mean 'square'? Valid: square, circle"]),
         ({"shape": {"type": "square"}}, ["shape.side: is missing; add it"]),
         ({"shape": {**SQUARE, "side": "ten"}}, ['shape.side: expected an integer above 0, got "ten"']),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -92,6 +93,12 @@ class Limited(Protocol):
         the words `the prompt ...`."""
 
 
+@cache
+def _side_by_side(first: type[Section], second: type[Section]) -> type[Section]:
+    """A section with the fields of both. Making a pydantic model takes milliseconds, so each is made once."""
+    return create_model("Params", __base__=(first, second))
+
+
 class GenEval(RewardBase):
     """Whether the objects, counts, colours and positions that the prompt asks for are all in the picture: 0 or 1.
 
@@ -117,7 +124,7 @@ class GenEval(RewardBase):
         """Its own fields and those of the detector, side by side."""
         detector = params.get("detector", cls.Params.model_fields["detector"].default)
         own = getattr(detector_class(detector), "Params", None)
-        return _AnySettings if own is None else create_model("Params", __base__=(cls.Params, own))
+        return _AnySettings if own is None else _side_by_side(cls.Params, own)
 
     def applies_to(self, prompt: Prompt) -> bool:
         """To prompts with `include`. Metadata in another form than GenEval's is refused. So is an object that the
