@@ -46,6 +46,7 @@ def test_a_rule_and_a_loss_from_outside_train_and_resume(config: Path, tmp_path:
         ("balance.type=marbel", "balance.type: unknown type 'marbel'. Did you mean 'marble'?"),
         ("balance.type=parts_for_tests:Loudst", "balance.type: 'parts_for_tests' has no 'Loudst'. Did you mean"),
         ("balance.type=parts_for_tests:NotARule", "balance.type: parts_for_tests:NotARule is not a class derived from"),
+        ("balance={type: 'parts_for_tests:Speechless'}", "Speechless needs gradients but does not implement `weigh`"),
         ("loss.type=parts_for_tests:Loudest", "loss.type: parts_for_tests:Loudest is not a class derived from"),
         ("loss.type=nowhere:Thing", "loss.type: cannot import 'nowhere' (ModuleNotFoundError"),
         ("balance.type=3", "balance.type: expected a name, got 3"),

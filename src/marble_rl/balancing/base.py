@@ -97,6 +97,16 @@ class Balancer(ABC):
         """Raise InputError where the settings do not fit the trained rewards. Called before a model is loaded."""
 
     @classmethod
+    def check_complete(cls) -> None:
+        """A rule whose settings are `GradientSettings` must say what it makes of gradients."""
+        for name in ("weigh", "weights_for"):
+            if cls.uses_gradients() and getattr(cls, name) is getattr(Balancer, name):
+                raise InputError(
+                    f"balance.type: {cls.__name__} needs gradients but does not implement `{name}`; "
+                    "see docs/adding_a_rule.md"
+                )
+
+    @classmethod
     def uses_gradients(cls) -> bool:
         """Whether some steps need one gradient per reward."""
         return issubclass(cls.Settings, GradientSettings)
@@ -127,11 +137,11 @@ class Balancer(ABC):
 
     def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
         """Weights for the gradients of the K rewards (``gradients`` holds no probe)."""
-        raise NotImplementedError(f"{type(self).__name__} needs gradients but does not implement `weigh`")
+        raise AssertionError("check_complete refuses a rule that needs gradients and does not weigh them")
 
     def weights_for(self, gram: Tensor) -> Tensor:
         """[K] weights for the gradients with this Gram matrix [K, K], without using the rule's state."""
-        raise NotImplementedError(f"{type(self).__name__} has no weights for a Gram matrix")
+        raise AssertionError("check_complete refuses a rule that needs gradients and has no weights for them")
 
     def coefficients(self, step: int) -> Tensor | None:
         """[K] on the per-reward advantages of the step after ``step`` updates; None if the rule has no coefficients."""

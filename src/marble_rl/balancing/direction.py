@@ -44,33 +44,30 @@ class Direction:
 def common_direction(gram: Tensor, solve: Callable[[Tensor], MinNorm] = min_norm) -> Direction:
     """Steps 3 to 5 for the *raw* Gram matrix [K, K] of the g_k. ``solve`` gets the Gram matrix of the unit
     gradients."""
-    g = torch.as_tensor(as_gram(gram))
-    norms = g.diagonal().sqrt()
-    active = norms > 0
-    if not active.any():
-        return _nothing(active)
-    n = norms[active]
     # Dividing by the norms one after the other cannot underflow where their product would.
-    solution = solve(g[active][:, active] / n[:, None] / n[None, :])
-    alpha = torch.zeros_like(norms)
-    alpha[active] = solution.alpha
-    stationary = solution.norm < STATIONARY_NORM
-    weights = torch.zeros_like(norms) if stationary else rescaled(alpha, norms)
-    return Direction(alpha, weights, active, stationary, solution.norm, solution.kkt_residual)
+    return _solved(gram, lambda g, n: solve(g / n[:, None] / n[None, :]), rescaled)
 
 
 def raw_direction(gram: Tensor) -> Direction:
     """Step 4 on the gradients as they are: the paper's ablation without normalisation."""
+    return _solved(gram, lambda g, n: min_norm(g / n.mean() ** 2), lambda alpha, norms: alpha.clone())
+
+
+def _solved(
+    gram: Tensor, solve: Callable[[Tensor, Tensor], MinNorm], weigh: Callable[[Tensor, Tensor], Tensor]
+) -> Direction:
+    """``solve`` the problem of the rewards that have a gradient, from their Gram matrix and norms, and ``weigh`` the
+    raw gradients by its solution."""
     g = torch.as_tensor(as_gram(gram))
     norms = g.diagonal().sqrt()
     active = norms > 0
-    if not active.any():
-        return _nothing(active)
-    solution = min_norm(g[active][:, active] / norms[active].mean() ** 2)
     alpha = torch.zeros_like(norms)
+    if not active.any():
+        return Direction(alpha, alpha.clone(), active, stationary=False, norm=0.0, kkt_residual=0.0)
+    solution = solve(g[active][:, active], norms[active])
     alpha[active] = solution.alpha
     stationary = solution.norm < STATIONARY_NORM
-    weights = torch.zeros_like(norms) if stationary else alpha.clone()
+    weights = torch.zeros_like(norms) if stationary else weigh(alpha, norms)
     return Direction(alpha, weights, active, stationary, solution.norm, solution.kkt_residual)
 
 
@@ -81,9 +78,3 @@ def rescaled(alpha: Tensor, norms: Tensor) -> Tensor:
     weights = torch.zeros_like(norms)
     weights[active] = alpha[active] * (norms[active].mean() / norms[active])
     return weights
-
-
-def _nothing(active: Tensor) -> Direction:
-    """No reward has a gradient."""
-    zeros = torch.zeros(len(active), dtype=torch.float64)
-    return Direction(zeros, zeros.clone(), active, stationary=False, norm=0.0, kkt_residual=0.0)

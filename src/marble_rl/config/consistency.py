@@ -14,7 +14,9 @@ from marble_rl.rewards.core.settings import RewardConfig
 def check_consistency(config: RunConfig) -> None:
     """Raises InputError where settings that are good alone do not go together."""
     _check_rewards(config)
-    RULES.part_of(config.balance).check(config.balance, config.trained_rewards)
+    rule = RULES.part_of(config.balance)
+    rule.check_complete()
+    rule.check(config.balance, config.trained_rewards)
     names = [reward.name for reward in config.rewards]
     for split in ("train", "heldout"):
         for i, source in enumerate(getattr(config.prompts, split) or []):
