@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import io
-import json
 import platform
-import random
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -36,14 +30,6 @@ from marble_rl.storage import storage_errors, write_json
 AMORTISED_OVER = 10
 MEMORY_OF = (WEIGHTED_SUM, PASSES, FUSED[5], FUSED[50])
 QP_SIZES = (5, 20, 50)
-MINI_STEPS = 4
-MINI_PROMPTS = 250
-"""Of each prompt source"""
-MINI_SETTINGS = {
-    "rollout": {"groups": 24, "group_size": 12, "steps": 6, "old_policy": "on_policy"},
-    "loss": {"timesteps_per_sample": 2, "regularize_every": LAZY},
-}
-"""As in configs/mini-demo.yaml."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +48,6 @@ class Bench:
     qp_microseconds: dict[int, float]
     peak_bytes: dict[str, int]
     buffer_bytes: dict[int, int]
-    mini_seconds: dict[str, dict[str, float]]
-    """Seconds of each stage of an iteration on the embedded model, for a refresh and for an ordinary step."""
 
 
 def run_bench(device: torch.device, rounds: int, size: Size, console: Console) -> Bench:
@@ -77,7 +61,7 @@ def run_bench(device: torch.device, rounds: int, size: Size, console: Console) -
         TimeRemainingColumn(),
         console=console,
     ) as progress:
-        task = progress.add_task("", total=rounds * len(STEPS) + len(MEMORY_OF) + len(QP_SIZES) + MINI_STEPS)
+        task = progress.add_task("", total=rounds * len(STEPS) + len(MEMORY_OF) + len(QP_SIZES))
 
         def next_is(name: str) -> None:
             progress.update(task, description=name, advance=0 if not progress.tasks[task].description else 1)
@@ -95,8 +79,6 @@ def run_bench(device: torch.device, rounds: int, size: Size, console: Console) -
         for step in MEMORY_OF:
             next_is(f"memory: {step.name}")
             peaks[step.name] = peak_memory(step, size, device)
-        next_is("an iteration on mini")
-        mini = mini_iteration()
         progress.update(task, completed=progress.tasks[task].total)
     return Bench(
         machine=_machine(device),
@@ -115,7 +97,6 @@ def run_bench(device: torch.device, rounds: int, size: Size, console: Console) -
         qp_microseconds=qp,
         peak_bytes=peaks,
         buffer_bytes={k: workload.buffer_bytes(k) for k in (5, 50)},
-        mini_seconds=mini,
     )
 
 
@@ -136,52 +117,6 @@ def _claims(times: list[Round]) -> dict[str, Spread]:
         "every step, K=5, lazy, against plain NFT": _ratio(times, WEIGHTED_SUM, FUSED_LAZY),
         "cost of K=50 over K=5": _ratio(times, FUSED[50], FUSED[5]),
     }
-
-
-def mini_iteration() -> dict[str, dict[str, float]]:
-    """Seconds of each stage on the embedded model: {"refresh": {stage: s}, "ordinary": {stage: s}}."""
-    from marble_rl.config import RunConfig
-    from marble_rl.mini.scenes import SOURCES, draw_scene
-    from marble_rl.training.trainer import Trainer
-
-    with tempfile.TemporaryDirectory() as scratch:
-        sources = []
-        for source in SOURCES:
-            dice = random.Random(f"bench/{source}")
-            scenes = [draw_scene(source, dice) for _ in range(MINI_PROMPTS)]
-            lines = [json.dumps({"prompt": scene.caption, **scene.metadata}) for scene in scenes]
-            file = Path(scratch) / f"{source}.jsonl"
-            file.write_text("\n".join(lines), encoding="utf-8")
-            sources.append({"name": source, "file": str(file)})
-        rewards: list[dict[str, Any]] = [
-            *({"name": n, "type": n, "params": {"model": "mini"}} for n in ("clipscore", "pickscore", "hpsv2")),
-            {"name": "geneval", "type": "geneval"},
-        ]
-        if importlib.util.find_spec("rapidocr"):
-            rewards.append({"name": "ocr", "type": "ocr", "params": {"region": [0.05, 0.2, 0.95, 0.72]}})
-        config = RunConfig.model_validate(
-            {
-                "model": {"path": "mini", "device": "cpu"},
-                "lora": {"rank": 16, "alpha": 32},
-                "prompts": {"train": sources},
-                "rewards": rewards,
-                "balance": {"type": "marble", "refresh_every": 2},
-                "trainer": {"steps": MINI_STEPS, "micro_batch": 48},
-                "logging": {"images_every": None},
-                **MINI_SETTINGS,
-            }
-        )
-        folder = Path(scratch) / "run"
-        Trainer(config, folder, console=Console(file=io.StringIO())).train()
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines][MINI_STEPS // 2 :]  # the first steps also encode prompts
-    seconds: dict[str, dict[str, float]] = {"refresh": {}, "ordinary": {}}
-    for step in steps:
-        kind = "refresh" if "qp/norm" in step else "ordinary"
-        for stage in ("rollout", "rewards", "gradients", "coefficients", "update"):
-            if f"time/{stage}" in step:
-                seconds[kind][stage] = step[f"time/{stage}"]
-    return seconds
 
 
 def print_bench(bench: Bench, console: Console) -> None:
@@ -223,15 +158,8 @@ def print_bench(bench: Bench, console: Console) -> None:
     console.print(f"Largest difference between fused gradients and K passes: {bench.fused_error:.1e} of their length")
     console.print("The QP alone: " + ", ".join(f"{us:.0f} us at K={k}" for k, us in bench.qp_microseconds.items()))
     console.print(
-        "Gradient buffer: " + ", ".join(f"{b / 2**20:.0f} MiB at K={k}" for k, b in bench.buffer_bytes.items()) + "\n"
+        "Gradient buffer: " + ", ".join(f"{b / 2**20:.0f} MiB at K={k}" for k, b in bench.buffer_bytes.items())
     )
-    shares = Table(title="An iteration on mini, seconds", title_justify="left")
-    for name in ("stage", *bench.mini_seconds):
-        shares.add_column(name, justify="left" if name == "stage" else "right")
-    for stage in bench.mini_seconds["refresh"]:
-        cells = [bench.mini_seconds[kind].get(stage) for kind in bench.mini_seconds]
-        shares.add_row(stage, *("" if c is None else f"{c:.2f}" for c in cells))
-    console.print(shares)
 
 
 def write_bench(bench: Bench, folder: Path) -> None:
