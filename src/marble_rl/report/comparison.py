@@ -129,9 +129,11 @@ def _verdicts(comparison: Comparison) -> list[Verdict]:
 
 def _by_composite(difference: Interval | None, *, partly: bool) -> tuple[Answer, str]:
     """``partly``: it is better on some reward, which decides nothing against a composite that is open."""
-    if difference is not None and difference.low > 0:
+    if difference is None:
+        return "unknown", "The composite is not known: no prompt has a score of both from some reward"
+    if difference.low > 0:
         return "yes", "Better by the composite"
-    if difference is not None and difference.high < 0:
+    if difference.high < 0:
         return "no", "Worse by the composite"
     return "partly" if partly else "unknown", "No clear difference in the composite"
 
