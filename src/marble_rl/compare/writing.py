@@ -121,9 +121,7 @@ def notes(comparison: Comparison) -> list[str]:
             f"{0.05 * compared:.1f} would on average"
         )
     if any(row.differences and row.differences.keys() != set(comparison.columns) for row in comparison.rows):
-        lines.append(
-            f"{UNKNOWN} no prompt has a score of both methods; the composite needs every reward"
-        )
+        lines.append(f"{UNKNOWN} no prompt has a score of both methods; the composite needs every reward")
     if comparison.left_out:
         lines.append(f"left out, because not every result has it: {', '.join(comparison.left_out)}")
     if len(comparison.versions) > 1:

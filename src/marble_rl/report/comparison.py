@@ -16,7 +16,7 @@ from marble_rl.intervals import Interval
 from marble_rl.report.charts import Chart, forest
 from marble_rl.report.jobs import curves, peak_memory, pictures, read_jobs, shown_methods
 from marble_rl.report.page import render
-from marble_rl.report.pictures import Gallery, shown_cards
+from marble_rl.report.pictures import Gallery, least_changes, shown_cards
 from marble_rl.report.verdicts import Answer, Verdict
 from marble_rl.report.wording import count_word, counted, duration, interval, listed, memory, number
 
@@ -64,6 +64,7 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
         curves=curves(jobs, shown, trained, colour),
         shown=shown,
         cards=shown_cards(prompts, Gallery(remarks)),
+        least=least_changes(prompts),
         seed=seed,
         remarks=remarks,
         harmony=_harmony(comparison),

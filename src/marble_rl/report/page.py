@@ -20,7 +20,7 @@ from marble_rl.report import sections
 from marble_rl.report.evaluation import prompt_cards
 from marble_rl.report.gradients import diagnosis, specialists
 from marble_rl.report.guards import guards
-from marble_rl.report.pictures import Gallery, shown_cards, training_samples
+from marble_rl.report.pictures import Gallery, least_changes, shown_cards, training_samples
 from marble_rl.report.run_data import RunData
 from marble_rl.report.speed import speed, total_seconds
 from marble_rl.report.tables import evaluation_rows
@@ -59,6 +59,7 @@ def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | N
         evaluation=run.evaluation,
         evaluation_rows=evaluation_rows(run),
         cards=shown_cards(cards, gallery),
+        least=least_changes(cards),
         samples=training_samples(run, gallery),
         measured=[
             sections.coefficients(run),
