@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from rich.console import Console
 
 from marble_rl.bench import run
@@ -72,8 +71,6 @@ def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored["fused_error"] < 1e-5
     assert stored["peak_bytes"]["fused, K=5"] > 0
     assert stored["workload"]["samples"] == 4
-    with Image.open(tmp_path / "out" / "bench.png") as picture:
-        assert picture.width > 600
     printed = io.StringIO()
     run.print_bench(bench, Console(file=printed, width=120))
     for word in ("weighted sum", "fused, K=50", "us at K=3", "MiB"):

@@ -1,4 +1,4 @@
-"""`marble bench`: all measurements, as a table, `bench.json` and `bench.png` (cost against the number of rewards)."""
+"""`marble bench`: all measurements, as tables and as `bench.json`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from marble_rl.bench.workload import (
 )
 from marble_rl.storage import storage_errors, write_json
 
+BENCH = "bench.json"
 AMORTISED_OVER = 10
 MEMORY_OF = (WEIGHTED_SUM, PASSES, FUSED[5], FUSED[50])
 QP_SIZES = (5, 20, 50)
@@ -163,42 +164,10 @@ def print_bench(bench: Bench, console: Console) -> None:
 
 
 def write_bench(bench: Bench, folder: Path) -> None:
-    """Write `bench.json` and `bench.png`."""
+    """Write `bench.json`."""
     with storage_errors(str(folder), "measure again"):
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "bench.json", asdict(bench))
-        _draw(bench, folder / "bench.png")
-
-
-def _draw(bench: Bench, file: Path) -> None:
-    from matplotlib.figure import Figure
-
-    from marble_rl.charts.style import LIGHT, styled
-
-    def cost(step: Step) -> tuple[float, float, float]:
-        speed = bench.speed[step.name]
-        return 1 / speed.median, 1 / speed.median - 1 / speed.high, 1 / speed.low - 1 / speed.median
-
-    with styled():
-        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-        axes = figure.subplots()
-        for rewards, steps, label, marker, colour in (
-            (list(FUSED), list(FUSED.values()), "one gradient per reward, fused", "o", "ours"),
-            ([5], [PASSES], "one backward pass per reward", "s", "bad"),
-            ([5], [FUSED_LAZY], "fused, regularised lazily", "o", "r9"),
-        ):
-            middle, below, above = zip(*map(cost, steps), strict=True)
-            axes.errorbar(
-                rewards, middle, yerr=[below, above], capsize=3, label=label, marker=marker, color=LIGHT[colour]
-            )
-        axes.axhline(1.0, color=LIGHT["quiet"], linewidth=1)
-        axes.annotate("weighted sum", (50, 1.0), ha="right", va="bottom", color=LIGHT["quiet"])
-        axes.set_xlabel("rewards K")
-        axes.set_ylabel("cost of a step, weighted sum = 1")
-        axes.set_ylim(0)
-        axes.margins(x=0.05)
-        axes.legend()
-        figure.savefig(file)
+        write_json(folder / BENCH, asdict(bench))
 
 
 def _machine(device: torch.device) -> dict[str, str]:

@@ -131,14 +131,10 @@ def spread(labels: Sequence[Any], axes: Axes, least: float) -> None:
         highest = place - gap
 
 
-def forest(
-    axes: Axes, rows: Sequence[tuple[str, Interval | None, str]], *, shift: float = 0.0, label: str | None = None
-) -> None:
-    """Means with their intervals: a row for each (name, interval, colour). ``shift`` moves a second series aside."""
+def forest(axes: Axes, rows: Sequence[tuple[str, Interval, str]]) -> None:
+    """Means with their intervals: a row for each (name, interval, colour)."""
     for place, (_, interval, colour) in enumerate(rows):
-        if interval is not None:
-            whisker(axes, interval, LIGHT[colour], place + shift, label)
-            label = None
+        whisker(axes, interval, LIGHT[colour], place)
     axes.set_yticks(range(len(rows)), [plain(name) for name, _, _ in rows], color=LIGHT["text"])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
@@ -149,10 +145,10 @@ def forest(
         axes.axvline(0.0, **LOOKS["zero"])
 
 
-def whisker(axes: Axes, interval: Interval, colour: str, place: float, label: str | None = None) -> None:
+def whisker(axes: Axes, interval: Interval, colour: str, place: float) -> None:
     dot: dict[str, Any] = {"marker": "o", "markersize": 9, "mec": LIGHT["surface"], "mew": 1.5, "linestyle": ""}
     axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=3)
-    axes.plot([interval.mean], [place], color=colour, label=label, **dot)
+    axes.plot([interval.mean], [place], color=colour, **dot)
 
 
 def matrix(

@@ -14,7 +14,6 @@ from marble_rl.compare.statistics import (
     COMPOSITE,
     Array,
     Scale,
-    as_array,
     over_prompts,
     over_seeds,
     resampled_means,
@@ -46,7 +45,10 @@ class Figures:
         self._rewards = list(rewards)
         self._results = [result for group in by_method.values() for result in group]
         self._places = {(result.method, result.seed): i for i, result in enumerate(self._results)}
-        self._prompts = [as_array([result.per_prompt[name] for name in rewards]) for result in self._results]
+        self._prompts = [
+            np.array([result.per_prompt[name] for name in rewards], dtype=np.float64).T for result in self._results
+        ]
+        """[P, M] of each result; NaN where a reward has no score (None)"""
         self._means = np.stack([_means(scores) for scores in self._prompts])
         self._effects, self._left = self._fit()
         self._scale = Scale.of(np.stack([self._without_seeds(group).mean(axis=0) for group in by_method.values()]))

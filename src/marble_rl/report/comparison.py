@@ -11,6 +11,7 @@ from marble_rl.charts.style import PALETTE
 from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import COMPARISON, Comparison
+from marble_rl.compare.writing import HARMONY
 from marble_rl.errors import InputError
 from marble_rl.intervals import Interval
 from marble_rl.report.charts import Chart, forest
@@ -151,6 +152,5 @@ def _charts(comparison: Comparison, colour: dict[str, str]) -> list[Chart]:
 
 def _harmony(comparison: Comparison) -> list[tuple[str, list[str]]]:
     """Means over the refreshes of the methods that have any."""
-    keys = ("heldout/min_cos", "ws_heldout/min_cos", "heldout/conflict", "ws_heldout/conflict", "qp/norm")
     rows = [row for row in comparison.rows if "heldout/min_cos" in row.training]
-    return [(row.method, [number(row.training[k]) if k in row.training else "" for k in keys]) for row in rows]
+    return [(row.method, [number(row.training[k]) if k in row.training else "" for k in HARMONY]) for row in rows]
