@@ -78,7 +78,7 @@ def _forests(measured: Diagnosis) -> list[Chart]:
 
 
 def _larger(measured: Diagnosis) -> list[Chart]:
-    """Only those with their own colour: ten lines on top of each other cannot be told apart."""
+    """Only those with their own colour: the curves of all ten directions would hide each other."""
     lines = []
     for name in measured.directions:
         by_size = measured.by_size(name)
@@ -166,7 +166,7 @@ def _signal(run: RunData, measured: Diagnosis) -> list[Chart]:
         return []
     note = (
         "Share of a reward's squared gradient that is not noise, for batches of other sizes than the run's. A reward "
-        "stands at 0 where its estimate is not positive: these batches cannot tell it from noise."
+        "stands at 0 where its estimate is not positive: in these batches it cannot be distinguished from noise."
     )
     return [
         line_chart(

@@ -36,14 +36,14 @@ class Verdict:
 
 
 def verdicts(run: RunData) -> list[Verdict]:
-    found = [rewards_rise(run)]
+    answers = [rewards_rise(run)]
     if run.held_out:
-        found.append(held_out_rewards_follow(run))
+        answers.append(held_out_rewards_follow(run))
     if RULES.part_of(run.config.balance).uses_gradients():
-        found += [serves_every_reward(run), better_than_weighted_sum(run), enough_signal(run)]
+        answers += [serves_every_reward(run), better_than_weighted_sum(run), enough_signal(run)]
     if run.diagnosis is not None:
-        found.append(fewer_conflicts(run.diagnosis))
-    return [*found, nothing_went_wrong(run)]
+        answers.append(fewer_conflicts(run.diagnosis))
+    return [*answers, nothing_went_wrong(run)]
 
 
 def rewards_rise(run: RunData) -> Verdict:
