@@ -571,7 +571,7 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
         "Rewards on the evaluated prompts",
         "No clear difference in the composite; better on ocr; worse on taste.",
         "Is <i> better than weighted_sum?",
-        "No clear difference in the composite, in one training of each: others may differ.",
+        "The composite is not known: no prompt has a score of both from some reward.",
         "one seed: the interval is over its prompts",
         "gdpo seed 3: train ended with exit code 3: <b>full</b>",
         "0.125",

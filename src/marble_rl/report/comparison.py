@@ -116,7 +116,7 @@ def _verdicts(comparison: Comparison) -> list[Verdict]:
         composite = row.differences.get(COMPOSITE)
         answer, text = _by_composite(composite, partly=bool(better))
         shared_seeds = next(iter(known.values())).n or len(row.seeds)
-        if shared_seeds == 1:
+        if shared_seeds == 1 and composite is not None:
             answer, text = "unknown", f"{text}, in one training of each: others may differ"
         parts = {"better on": better, "worse on": worse}
         text = "; ".join([text, *(f"{word} {listed(names)}" for word, names in parts.items() if names)]) + "."
