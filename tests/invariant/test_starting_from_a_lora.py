@@ -17,9 +17,9 @@ from marble_rl.models.lora import ADAPTERS, LoraPolicy
 from marble_rl.models.lora_files import LORA_FILE
 from marble_rl.models.pipeline import JOINT_ATTENTION
 from marble_rl.models.settings import LoraConfig
-from marble_rl.models.tiny import build_tiny_flux
 from marble_rl.rollout.rollout import sample
 from runs import base_config, marble, train, write_config
+from tools.tiny import build_tiny_flux
 
 LORA = {"rank": 2, "alpha": 8}
 

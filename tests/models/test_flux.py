@@ -14,7 +14,7 @@ from marble_rl.errors import InputError
 from marble_rl.models import check_model_settings, flux
 from marble_rl.models.flux import FluxConditioning, FluxModel
 from marble_rl.models.packing import pack, unpack
-from marble_rl.models.tiny import build_tiny_flux
+from tools.tiny import build_tiny_flux
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from marble_rl.errors import InputError
-from marble_rl.mini.render import SIZE
+from marble_rl.mini.shapes import SIZE
 from marble_rl.rewards.builtin.clip import COSINE
 from marble_rl.rewards.builtin.embedder import unit_vectors
 from marble_rl.rewards.core.base import RewardBatch

@@ -16,8 +16,6 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from marble_rl.errors import InputError
-from marble_rl.mini.render import render
-from marble_rl.mini.scenes import GLYPHS, draw_scene
 from marble_rl.prompts.wanted import wanted_text
 from marble_rl.rewards.builtin.ocr import Ocr
 from marble_rl.rewards.builtin.tesseract import Tesseract
@@ -27,6 +25,8 @@ from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Prompt
+from tools.mini.render import render
+from tools.mini.scenes import GLYPHS, draw_scene
 
 CPU = torch.device("cpu")
 SIGNS = 48

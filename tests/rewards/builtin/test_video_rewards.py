@@ -19,8 +19,6 @@ from transformers import CLIPModel
 
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.mini import WEIGHTS
-from marble_rl.mini.render import render
-from marble_rl.mini.scenes import Item, Scene
 from marble_rl.rewards.builtin.frames import Frames, chosen_frames
 from marble_rl.rewards.builtin.motion import BLOCK, FASTEST, REACH, STILL_FIRST, STRIDE, search
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Traits, traits_of
@@ -28,6 +26,8 @@ from marble_rl.rewards.core.calls import CalledReward
 from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Prompt
+from tools.mini.render import render
+from tools.mini.scenes import Item, Scene
 
 RED = "rewards_for_tests:RedShare"
 
