@@ -227,6 +227,13 @@ def _number(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def first_mistake(error: ValidationError) -> str:
+    """The first of pydantic's errors on one line: `key: message`."""
+    first = error.errors(include_url=False)[0]
+    key, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
+
+
 def shown(value: Any) -> str:
     """A value as a message shows it: as JSON, cut if it is long."""
     text = json.dumps(value, default=repr, ensure_ascii=False)

@@ -114,8 +114,6 @@ def scoring_metrics(counts: Mapping[str, Counts]) -> Metrics:
             metrics[f"time/reward/{name}"] = done.seconds / done.calls
             metrics[f"scoring/failures/{name}"] = done.failures
             metrics[f"scoring/retries/{name}"] = done.retries
-        if done.cached:
-            metrics[f"scoring/cached/{name}"] = done.cached
     return metrics
 
 

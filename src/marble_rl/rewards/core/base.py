@@ -36,8 +36,8 @@ METADATA = "metadata"
 
 @dataclass(frozen=True)
 class Traits:
-    """What a reward declares about itself. Its entry in the config overrides batch_size, device, precision, retries and
-    (by `cache`) deterministic."""
+    """What a reward declares about itself. Its entry in the config overrides batch_size, device, precision and
+    retries."""
 
     batch_size: int | None = None
     """Most images in one call; None: no limit."""
@@ -50,7 +50,7 @@ class Traits:
     higher_is_better: bool = True
     """If not, its scores count with the opposite sign everywhere."""
     deterministic: bool = False
-    """The same images and prompts always get the same scores, so a batch seen before need not be scored again."""
+    """The same images and prompts always get the same scores; `marble rewards check` verifies it."""
     media: Media = "image"
     """What it scores: [B, H, W, 3] or [B, F, H, W, 3]."""
     concurrency: int | None = None

@@ -62,8 +62,6 @@ class RewardConfig(RewardChoice):
     """Of its torch operations, by autocast; null leaves it to the reward."""
     batch_size: PositiveInt | None = None
     """Most images in one call; null leaves it to the reward, mostly all of a group."""
-    cache: bool | None = None
-    """Whether a batch that it has scored before keeps its scores; null does so if the reward is deterministic."""
     retries: Annotated[int, Field(ge=0)] | None = None
     """Further attempts after a failure, then the run stops with everything saved; null leaves it to the reward,
     mostly 1."""
