@@ -163,7 +163,7 @@ def test_config(case: str, tiny_sd3: Path, tmp_path: Path) -> None:
         (["sample", "./nowhere", "--prompt", "x"], ["nowhere"]),
         (["sample", "./nowhere", "--prompt", "x", "--weights", "emma"], ["--weights", "'emma'"]),
         (["sample", "./nowhere", "--prompt", "x", "--solver", "heun"], ["--solver", "'heun'"]),
-        (["sample", "./nowhere", "--prompt", "x", "--seed", "99999999999999999999"], ["--seed: 99999999999999999999"]),
+        (["sample", "./nowhere", "--prompt", "x", "--seed", "99999999999999999999"], ["'--seed'", "99999999999999999999"]),
         (["sample", "./nowhere", "--prompt", "caf\udce9"], ["--prompt", "'caf\\udce9'", "UTF-8"]),
         (["evaluate", "./nowhere"], ["--config"]),
     ],
@@ -342,8 +342,8 @@ def test_export_before_there_is_anything_to_export(config_file: Path, tmp_path: 
     (run / "config.json").write_text(marble("config", "show", config_file, "--json").out)
     for arguments, says in [
         ([], "has no usable checkpoint yet"),
-        (["--weights", "base"], "'base' is the model without LoRA"),
-        (["--merged", "--dtype", "int4"], "--dtype: unknown 'int4'"),
+        (["--weights", "base"], "Invalid value for '--weights'"),
+        (["--merged", "--dtype", "int4"], "Invalid value for '--dtype'"),
     ]:
         outcome = marble("export", run, "--out", tmp_path / "out", *arguments)
         assert outcome.code == 2

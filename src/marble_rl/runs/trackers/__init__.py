@@ -23,6 +23,9 @@ from marble_rl.types import Metrics
 IDENTITIES = "trackers.json"
 """File in the run folder with the id of the run in each tracker."""
 
+CLASSES = {"tensorboard": "EventFiles", "wandb": "WandbRun", "trackio": "TrackioRun"}
+"""The class in the file of each type."""
+
 
 def check_trackers(trackers: Sequence[TrackerConfig]) -> None:
     """Refuse a tracker that is given twice, or whose package is not installed."""
@@ -89,7 +92,7 @@ class Trackers:
         identities: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
         run = TrackedRun(self._folder, self._config, self._first_step, self._logged, identities.get(kind))
         module = importlib.import_module(f"{__name__}.{kind}")
-        tracker: Tracker = module.start(settings, run)
+        tracker: Tracker = getattr(module, CLASSES[kind])(settings, run)
         self._started[kind] = tracker
         if tracker.identity != run.identity:
             write_json(file, {**identities, kind: tracker.identity})
