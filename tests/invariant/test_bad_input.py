@@ -36,7 +36,10 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         ["rewards.0 (x).params.a.1", "not a finite number"],
     ),
     "a list where a mapping belongs": (text(rollout=[1, 2]), ["rollout: expected a mapping (key: value), got [1, 2]"]),
-    "a mapping where a list belongs": (text(rewards={"name": "x"}), ["rewards: expected a list", 'got {"name": "x"}']),
+    "a mapping where a list belongs": (
+        text(rewards={"name": "x"}),
+        ["rewards: expected a valid list", 'got {"name": "x"}'],
+    ),
     "the whole file is a list": (lambda model: "- 1\n- 2\n", ["expected a mapping", "got [1, 2]"]),
     "empty file": (lambda model: "", ["expected a mapping", "got null"]),
     "unknown section": (text(optimiser={"lr": 1}), ["unknown key 'optimiser'", "Did you mean 'optimizer'?"]),
@@ -54,13 +57,13 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         text(logging={"trackers": ["tensorboard", {"type": "wandb", "projekt": "x"}]}),
         ["logging.trackers.1.projekt", "Did you mean 'project'?", "entity"],
     ),
-    "a tracker that is no list": (text(logging={"trackers": "wandb"}), ["logging.trackers", "expected a list"]),
+    "a tracker that is no list": (text(logging={"trackers": "wandb"}), ["logging.trackers", "expected a valid list"]),
     "a tracker given twice": (
         text(logging={"trackers": ["tensorboard", "tensorboard"]}),
         ["logging.trackers.1: tensorboard is given twice"],
     ),
-    "wrong type": (text(trainer={"steps": "many"}), ['trainer.steps: expected an integer above 0, got "many"']),
-    "out of range": (text(optimizer={"lr": -1}), ["optimizer.lr: expected a number above 0, got -1"]),
+    "wrong type": (text(trainer={"steps": "many"}), ['trainer.steps: expected a valid integer, got "many"']),
+    "out of range": (text(optimizer={"lr": -1}), ["optimizer.lr: expected a number greater than 0, got -1"]),
     "missing section": (lambda model: "model: {path: x}\nprompts: {train: []}", ["rewards", "missing"]),
     "unknown reward": (
         text(rewards=[{"name": "x", "type": "brightnes"}]),
@@ -80,7 +83,7 @@ CASES: dict[str, tuple[Any, list[str]]] = {
     ),
     "bad argument of a reward": (
         text(rewards=[{"name": "x", "type": "colour", "params": {"colour": "mauve"}}]),
-        ["rewards.0 (x).params.colour: expected one of red, ", 'got "mauve"'],
+        ["rewards.0 (x).params.colour: expected 'red', ", 'got "mauve"'],
     ),
     "a video reward for an image model": (
         text(rewards=[{"name": "moves", "type": "motion"}]),
@@ -106,7 +109,7 @@ CASES: dict[str, tuple[Any, list[str]]] = {
     "fewer groups than sources": (text(rollout={**ROLLOUT, "groups": 1}), ["rollout.groups", "at least 2 groups"]),
     "group size 1": (
         text(rollout={**ROLLOUT, "group_size": 1}),
-        ["rollout.group_size: expected an integer of at least 2, got 1"],
+        ["rollout.group_size: expected a number greater than or equal to 2, got 1"],
     ),
     "batch that does not divide the group": (
         text(rollout={**ROLLOUT, "batch_size": 3}),

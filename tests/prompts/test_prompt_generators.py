@@ -320,7 +320,7 @@ def test_an_excluded_file_with_broken_metadata_is_named(tmp_path: Path) -> None:
     [
         (
             "{type: geneval, count: 0}",
-            r"prompts\.train\.0\.generate\.count: expected an integer from 1 to 1000000, got 0",
+            r"prompts\.train\.0\.generate\.count: expected a number greater than or equal to 1, got 0",
         ),
         ("{type: geneval}", r"prompts\.train\.0\.generate\.count: is missing; add it"),
         ("{type: geneva, count: 5}", r"generate: unknown type 'geneva'\. Did you mean 'geneval'\?"),
@@ -328,17 +328,20 @@ def test_an_excluded_file_with_broken_metadata_is_named(tmp_path: Path) -> None:
         ("{type: ocr, count: 5, tasks: {}}", r"generate\.tasks: unknown key 'tasks'"),
         (
             "{type: geneval, count: 5, tasks: {counting: -1}}",
-            r"generate\.tasks\.counting: expected a number of at least 0, got -1",
+            r"generate\.tasks\.counting: expected a number greater than or equal to 0, got -1",
         ),
         (
             "{type: geneval, count: 5, tasks: {counting: .inf}}",
             r"generate\.tasks\.counting: expected a finite number, got Infinity",
         ),
-        ("{type: ocr, count: 5, numbers: 2}", r"generate\.numbers: expected a number from 0 to 1, got 2"),
-        ("{type: ocr, count: 5, words: [0, 3]}", r"generate\.words\.0: expected an integer from 1 to 16, got 0"),
+        ("{type: ocr, count: 5, numbers: 2}", r"generate\.numbers: expected a number less than or equal to 1, got 2"),
+        (
+            "{type: ocr, count: 5, words: [0, 3]}",
+            r"generate\.words\.0: expected a number greater than or equal to 1, got 0",
+        ),
         (
             "{type: ocr, count: 5, part: test}",
-            r'generate\.part: expected one of train, heldout, all or null, got "test"',
+            r"generate\.part: expected 'train', 'heldout' or 'all', got \"test\"",
         ),
     ],
 )
