@@ -168,7 +168,7 @@ def test_config(case: str, tiny_sd3: Path, tmp_path: Path) -> None:
         (["sample", "./nowhere", "--prompt", "x", "--solver", "heun"], ["--solver", "'heun'"]),
         (
             ["sample", "./nowhere", "--prompt", "x", "--seed", "99999999999999999999"],
-            ["'--seed'", "99999999999999999999"],
+            ["'--seed'"],
         ),
         (["sample", "./nowhere", "--prompt", "caf\udce9"], ["--prompt", "'caf\\udce9'", "UTF-8"]),
         (["evaluate", "./nowhere"], ["--config"]),
