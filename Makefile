@@ -24,11 +24,11 @@ demo: $(READY)
 	@echo "  $(BIN)/marble train configs/mini.yaml"
 
 test: $(READY) lint
-	$(RUN) $(BIN)/pytest -n 2 -m "not full"
+	$(RUN) $(BIN)/pytest -n 2 --dist worksteal -m "not full"
 
 test-full: $(READY) browser trackio
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torchao wandb  # for the tests of int8 and of a tracker
-	$(RUN) $(BIN)/pytest -n 2 -m full
+	$(RUN) $(BIN)/pytest -n 2 --dist worksteal -m full
 
 # On a machine with a CUDA GPU; prints a block of text to paste into an issue. SMOKE="--device cuda:1" takes another GPU.
 smoke-gpu: $(READY)
