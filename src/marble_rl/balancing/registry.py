@@ -20,6 +20,7 @@ RULES: Registry[Balancer] = Registry(
         "sequential": "marble_rl.balancing.sequential:Sequential",
         "dropout": "marble_rl.balancing.dropout:Dropout",
         "min_variance": "marble_rl.balancing.min_variance:MinVariance",
+        "fair": "marble_rl.balancing.fair:Fair",
         "marble_no_norm": "marble_rl.balancing.marble_no_norm:MarbleNoNorm",
     },
 )
