@@ -38,6 +38,7 @@ LAZY_AND_UNEVEN = [
 
 
 ADAMS_METRIC = ["balance.metric=adam", "trainer.steps=3"]
+FAIR = ["balance={type: fair}", "trainer.steps=4"]
 
 
 def settings(model: Path) -> dict[str, Any]:
@@ -141,6 +142,7 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
         "sharded": ["trainer.shard_base=true"],
         "uneven": LAZY_AND_UNEVEN,
         "metric": ADAMS_METRIC,
+        "fair": FAIR,
         "failed": [failing("odd"), "trainer.eval_every=null"],
         "failed-sharded": [failing("strange"), "trainer.eval_every=null", "trainer.shard_base=true"],
     }
@@ -155,6 +157,7 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     commands["evaluated"] = ["evaluate", folder / "run", "--out", folder / "evaluated"]
     commands["sample"] = ["sample", folder / "run", "--prompt", "a cup"]
     train(config, folder / "metric-alone", *[part for change in ADAMS_METRIC for part in ("--set", change)])
+    train(config, folder / "fair-alone", *[part for change in FAIR for part in ("--set", change)])
     train(config, folder / "uneven-alone", *[part for change in LAZY_AND_UNEVEN for part in ("--set", change)])
     process = launch(folder, 2, list(commands.values()))
     code = process.wait(300)
@@ -184,6 +187,11 @@ def test_adams_metric(two: Launched) -> None:
     assert two.codes["metric"] == 0, two.log
     assert "metric_harmony/min_cos" in metrics(two.folder / "metric")[2]
     assert_same_run(two.folder / "metric", two.folder / "metric-alone")
+
+
+def test_momenta_of_fair_balancing(two: Launched) -> None:
+    assert two.codes["fair"] == 0, two.log
+    assert_same_run(two.folder / "fair", two.folder / "fair-alone")
 
 
 def test_a_sharded_base_model_changes_nothing(two: Launched) -> None:

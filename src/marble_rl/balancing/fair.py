@@ -1,65 +1,55 @@
-"""Fair balancing: proportional fairness between one momentum per reward (docs/method.md, section 7).
+"""Fair balancing as a rule of the trainer: the equations are in fair_harmonizer.py.
 
-    m_k <- b m_k + (1 - b) g_k                            one momentum per reward: an average over about 19 batches
-    a    : (U_e a)_k = pi_k / a_k                         U: Gram matrix of the unit momenta (proportional.py)
-    w_k  = a_k nbar / (K ||m_k||)                         nbar: mean of the ||m_j||; nbar / ||m_k|| <= 10
-    update = sum_k w_k g_k
-
-A batch's gradient is mostly noise, so a rule that looks at one batch balances noise. The momenta are where the signal
-is. Between them the rule maximises the product of the progress of all rewards: a direction that doubles the progress of
-one reward may cost another one at most half of its own. It does not depend on the rewards' scales, and rewards that
-nearly agree do not outvote a single one: n of them together count sqrt(n).
-
-A reward without a gradient in a batch keeps its momentum, which decays; one that never had a gradient is left out. The
-length of sum_k a_k mhat_k is not normalised away: where the rewards oppose each other, the step shrinks.
+It needs one gradient per reward in every step. They come from one backward pass, so a step costs little more than one
+with a weighted sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from marble_rl.advantages import Scored
 from marble_rl.balancing.base import Balancer, Combination, GradientSettings, Weighing, check_weights
-from marble_rl.balancing.harmonizer import MAX_BOOST
-from marble_rl.balancing.proportional import proportional_shares
+from marble_rl.balancing.direction import STATIONARY_NORM
+from marble_rl.balancing.fair_harmonizer import FairHarmonizer, FairShares
 from marble_rl.gradients.accumulate import RewardGradients
+from marble_rl.types import Metrics
 
 
 class FairSettings(GradientSettings):
     """Proportional fairness between one momentum per reward, in every step."""
 
-    type: str = "fair"
+    type: Literal["fair"]
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Decay of the momenta: what the rule sees is an average over about (1 + momentum) / (1 - momentum) batches."""
+    """Decay of the momenta. The rule sees an average over about (1 + momentum) / (1 - momentum) batches."""
     ridge: Annotated[float, Field(gt=0.0, le=1.0)] = 0.01
-    """How far the momenta count as orthogonal: it bounds the shares where rewards oppose each other."""
+    """Weight of the identity in the Gram matrix of the unit momenta: it bounds the shares where rewards oppose each
+    other."""
 
 
 @dataclass(frozen=True)
-class MomentumStep:
+class _Batch:
     """What `commit` adds to the momenta."""
 
     g: Tensor
     """[K, P]"""
-    shares: Tensor
-    """[K] float64: a, 0 for a reward without a momentum"""
+    off: Sequence[str]
 
 
 class Fair(Balancer):
     Settings = FairSettings
     label = "fair"
     about = "at once, each with its fair share of every step"
+    uses_priorities = True
 
     def __init__(self, settings: Any, rewards: Sequence[str], **context: Any) -> None:
         super().__init__(settings, rewards, **context)
-        self._momenta: Tensor | None = None
-        """[K, P], without bias correction: one factor for all of them, which cancels"""
+        self.harmonizer = FairHarmonizer(rewards, settings.momentum, settings.ridge, self.priorities)
 
     @classmethod
     def check(cls, settings: Any, rewards: Sequence[str]) -> None:
@@ -69,52 +59,40 @@ class Fair(Balancer):
         return True
 
     def combine(self, step: int, scored: Scored) -> Combination:
-        raise AssertionError("fair needs one gradient per reward in every step")
+        """With the weights that the momenta give so far. The trainer does not call it: every step has gradients."""
+        return Combination(scored.advantages @ self.harmonizer.current().to(scored.advantages))
 
     def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
-        gram = self.momentum_products(gradients)
-        norms = gram.diagonal().clamp_min(0.0).sqrt()
-        shares = self._shares(gram, norms)
-        return Weighing(weights_from(shares, norms), state=MomentumStep(gradients.g, shares))
-
-    def momentum_products(self, gradients: RewardGradients) -> Tensor:
-        """[K, K] float64: Gram matrix of the momenta after this batch. They are not computed: it follows from the
-        products of old momenta and new gradients."""
-        b, gram = self.settings.momentum, gradients.gram.to("cpu", torch.float64)
-        if self._momenta is None:
-            return (1 - b) ** 2 * gram
-        m, g = self._momenta, gradients.g
-        old = (m.double() @ m.double().T).cpu()
-        mixed = (m.double() @ g.double().T).cpu()
-        return b**2 * old + b * (1 - b) * (mixed + mixed.T) + (1 - b) ** 2 * gram
-
-    def _shares(self, gram: Tensor, norms: Tensor) -> Tensor:
-        active = norms > 0
-        shares = torch.zeros_like(norms)
-        if active.any():
-            n = norms[active]
-            shares[active] = self.solve(gram[active][:, active] / n[:, None] / n[None, :])
-        return shares
-
-    def solve(self, unit: Tensor) -> Tensor:
-        """[K] shares for the Gram matrix of unit momenta [K, K]."""
-        return proportional_shares(unit, self.settings.ridge).shares
+        off = self.rewards_off(step)
+        fair = self.harmonizer.weigh(gradients.g, off)
+        return Weighing(
+            fair.weights,
+            fair.shares / fair.shares.sum().clamp_min(1e-30),
+            share_figures(self.rewards, fair),
+            _Batch(gradients.g, off),
+            for_half=lambda gram: fair.weights,
+        )
 
     def weights_for(self, gram: Tensor) -> Tensor:
-        norms = gram.diagonal().clamp_min(0.0).sqrt()
-        return weights_from(self._shares(gram, norms), norms)
+        return self.harmonizer.shares_for(gram).weights
 
-    def commit(self, state: MomentumStep) -> None:
-        b = self.settings.momentum
-        if self._momenta is None:
-            self._momenta = torch.zeros_like(state.g)
-        self._momenta.mul_(b).add_(state.g, alpha=1 - b)
+    def commit(self, state: _Batch) -> None:
+        self.harmonizer.commit(state.g, state.off)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.harmonizer.state_dict()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.harmonizer.load_state_dict(tensors)
 
 
-def weights_from(shares: Tensor, norms: Tensor) -> Tensor:
-    """[K]: w_k = a_k nbar / (K ||m_k||) over the rewards with a momentum; 0 for the others."""
-    active = norms > 0
-    weights = torch.zeros_like(norms)
-    n = norms[active]
-    weights[active] = shares[active] * (n.mean() / n).clamp_max(MAX_BOOST) / len(n) if len(n) else n
-    return weights
+def share_figures(rewards: Sequence[str], fair: FairShares) -> Metrics:
+    """Shares, momenta and progress by reward, and the quality of the solution."""
+    columns = {"share": fair.shares, "momentum_norm": fair.momentum_norms, "progress": fair.progress}
+    return {
+        **{f"{key}/{name}": x for key, values in columns.items() for name, x in zip(rewards, values.tolist(), strict=True)},
+        "fair/opposed": float((fair.progress < 0).sum()),
+        "fair/residual": fair.residual,
+        "fair/common": fair.common,
+        "fair/stationary": float(fair.common < STATIONARY_NORM),
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from marble_rl.balancing.base import Balancer
 from marble_rl.balancing.registry import RULES
 from marble_rl.config.run import RunConfig
 from marble_rl.errors import InputError, require_name
@@ -17,6 +18,7 @@ def check_consistency(config: RunConfig) -> None:
     rule = RULES.part_of(config.balance)
     rule.check_complete()
     rule.check(config.balance, config.trained_rewards)
+    _check_priorities(config, rule)
     names = [reward.name for reward in config.rewards]
     for split in ("train", "heldout"):
         for i, source in enumerate(getattr(config.prompts, split) or []):
@@ -62,6 +64,20 @@ def _check_rewards(config: RunConfig) -> None:
     for step in range(config.trainer.steps):
         if len(config.rewards_off(step)) == len(trained):
             raise InputError(f"rewards: no reward's `schedule` covers step {step}; leave one on in every step")
+
+
+def _check_priorities(config: RunConfig, rule: type[Balancer]) -> None:
+    for i, reward in enumerate(config.rewards):
+        if reward.priority == 1.0:
+            continue
+        where = f"rewards.{i} ({reward.name}).priority: {reward.priority:g}"
+        if reward.held_out:
+            raise InputError(f"{where}, but the reward is held out and never trained on; remove it")
+        if not rule.uses_priorities:
+            raise InputError(
+                f"{where}, but balance.type: {config.balance.type} does not use priorities; remove it, or set "
+                "balance.type: fair"
+            )
 
 
 def _check_finite(value: Any, key: str) -> None:

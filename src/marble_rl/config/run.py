@@ -125,6 +125,11 @@ class RunConfig(Section):
         return tuple(reward.name for reward in self.rewards if not reward.held_out)
 
     @property
+    def priorities(self) -> dict[str, float]:
+        """Of the trained rewards, by name."""
+        return {reward.name: reward.priority for reward in self.rewards if not reward.held_out}
+
+    @property
     def watched_rewards(self) -> dict[str, WatchConfig]:
         """Held-out rewards that are scored during training, by name."""
         return {reward.name: reward.watch for reward in self.rewards if reward.watch is not None}

@@ -38,6 +38,10 @@ from marble_rl.training.update import Updater
 from marble_rl.types import Metrics
 
 
+RULE = "balancer"
+"""Prefix of the balancing rule's tensors in a checkpoint."""
+
+
 @dataclass(frozen=True)
 class Proposal:
     """What an update would do. Nothing has changed yet: `Learner.apply` applies it and commits the new state."""
@@ -72,7 +76,12 @@ class Learner:
         self.world = world
         self.names = config.trained_rewards
         self.rule = RULES.part_of(config.balance)(
-            config.balance, self.names, adv_clip=config.loss.adv_clip, seed=config.trainer.seed
+            config.balance,
+            self.names,
+            adv_clip=config.loss.adv_clip,
+            seed=config.trainer.seed,
+            priorities=config.priorities,
+            rewards_off=config.rewards_off,
         )
         self.loss = LOSSES.part_of(config.loss)(config.loss)
         self.signal = Signal.unknown(len(self.names))
@@ -125,7 +134,8 @@ class Learner:
             signal = self.signal
             if gradients.half_gram is not None:
                 signal = signal.after(gradients.gram[:k, :k].cpu(), gradients.half_gram[:, :, :k, :k].cpu())
-            figures = refresh_metrics(self.names, gradients, weighing, signal, self.rule.weights_for)
+            rule = weighing.for_half or self.rule.weights_for
+            figures = refresh_metrics(self.names, gradients, weighing, signal, rule)
         gradient = weighing.weights.to(gradients.g) @ gradients.g[:k] + gradients.shared
         loss = result.base + float(weighing.weights @ result.slopes[:k])
         figures = {**self._loss_figures(loss, result, weighing.coefficients), **figures}
@@ -207,13 +217,17 @@ class Learner:
             "micro_batch": self.micro_batch.state_dict(),
             **others,
         }
-        return Checkpoint(self.step, adapters, self.updater.optimizer_tensors(), state)
+        momenta = {f"{RULE}/{name}": tensor for name, tensor in self.rule.tensors().items()}
+        return Checkpoint(self.step, adapters, {**self.updater.optimizer_tensors(), **momenta}, state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.step = checkpoint.step
         for adapter in ADAPTERS:
             self.policy.load_tensors(adapter, checkpoint.adapter(adapter))
-        self.updater.load_optimizer_tensors(checkpoint.optimizer)
+        prefix = f"{RULE}/"
+        tensors = checkpoint.optimizer
+        self.updater.load_optimizer_tensors({k: v for k, v in tensors.items() if not k.startswith(prefix)})
+        self.rule.load_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         self.rule.load_state_dict(checkpoint.state["balancer"])
         self.signal = Signal.from_state(checkpoint.state["signal"])
         self.scale.load_state_dict(checkpoint.state.get("scale", {}))

@@ -45,6 +45,9 @@ class RewardConfig(RewardChoice):
     """Its name in metrics, tables and elsewhere in this config."""
     held_out: bool = False
     """Evaluation-only: scored in evaluations, never trained on."""
+    priority: PositiveFloat = 1.0
+    """How much it counts beside the others, for rules that know priorities (`balance.type: fair`); only ratios matter.
+    It is not a weight: the scale of the reward does not come into it."""
     optional: bool = False
     """Only for evaluation-only rewards: go on without it where it cannot be loaded (a package is missing, say)."""
     watch: WatchConfig | None = None
