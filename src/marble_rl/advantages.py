@@ -2,9 +2,10 @@
 
     A_k(x) = (R_k(x) - mu_k(prompt)) / (sigma_k(prompt) + 1e-4)                  (docs/method.md, section 3, step 1)
 
-Decided here, where the paper is silent: statistics in float64 with the population std; A is exactly 0 where the group
-is constant (std <= 1e-6 max(1, |mean|)), where fewer than two samples are valid, and where the reward does not
-apply. ``std="global"`` divides by one std per reward: that of the *group-centred* rewards of the whole rollout.
+Our choices, which the paper leaves open: statistics are in float64, with the population std. A is exactly 0 where the
+group is constant (std <= 1e-6 max(1, |mean|)), where the reward applies to fewer than two samples of the group, and
+where it does not apply. ``std="global"`` divides by one std per reward: that of the *group-centred* rewards of the
+whole rollout.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def group_advantages(
 ) -> Tensor:
     """Advantages [N, K] of rewards [N, K] within prompt groups [N].
 
-    ``applicable`` [N, K] bool marks the rewards that apply to a sample; entries outside it are never read.
+    ``applicable`` [N, K] bool marks the rewards that apply to a sample; other entries are ignored.
     """
     if values.ndim != 2 or group_ids.shape != values.shape[:1]:
         raise ValueError(
@@ -73,7 +74,7 @@ def _group_sum(rows: Tensor, group: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores and advantages of all samples of a rollout: what a balancing rule sees."""
+    """Scores and advantages of all samples of a rollout, on all ranks: the input of `Balancer.combine`."""
 
     table: RewardTable
     group_ids: Tensor
@@ -85,7 +86,7 @@ class Scored:
 
     @property
     def rated(self) -> Tensor:
-        """[N] bool: some reward applies to the sample."""
+        """[N] bool: at least one reward applies to the sample."""
         return self.table.applicable.any(dim=1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:

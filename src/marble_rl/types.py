@@ -1,6 +1,7 @@
 """The records that pass between the stages of a training step, with their shapes.
 
-N samples = G prompt groups x S images each; K rewards.
+N samples, G prompt groups, S images in each group, K rewards. A rollout has N = G S samples. In records that hold only
+this rank's share of a rollout, N counts that share.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Metrics = dict[str, float]
 Media = Literal["image", "video"]
 
 HALVES = 2
-"""The prompt groups of an update are divided into two halves, whose gradients are independent."""
+"""The prompt groups of an update are divided into two halves. Their gradients are independent estimates."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt of a rollout, and where its images belong."""
+    """One prompt of a rollout, its place in the rollout, and the update that trains on its images."""
 
     slot: int
     """Position in the rollout, 0..G-1."""
@@ -63,7 +64,7 @@ class Conditioning:
         return self._map(lambda x: x.to(device))
 
     def trimmed(self: ConditioningT) -> ConditioningT:
-        """Without padding that no row needs; for one forward pass."""
+        """Without the padding that is common to all rows; for one forward pass."""
         return self
 
     @property
@@ -85,17 +86,16 @@ class Conditioning:
 class Rollout:
     """Images of the old policy, in the order of their groups: sample s of the i-th group is row i * S + s.
 
-    Each rank holds only the groups that it sampled; the table of all scores has the samples of all groups, in
-    slot order.
+    Each rank holds only the groups that it sampled. The score table holds the samples of all ranks, in slot order.
     """
 
     groups: tuple[Group, ...]
     """The groups sampled on this rank, in slot order"""
     drawn: tuple[Group, ...]
-    """All groups of the rollout, in slot order"""
+    """The groups of all ranks, in slot order"""
     group_size: int
     x0: Tensor
-    """[N, C, H, W] clean latents; for videos [N, C, F, H, W]"""
+    """[N, C, H, W] clean latents of this rank; for videos [N, C, F, H, W]"""
     images: Tensor
     """[N, H, W, 3] uint8 on the CPU; for videos [N, F, H, W, 3]"""
     conditioning: Conditioning
@@ -104,12 +104,14 @@ class Rollout:
     """[T + 1] noise levels of the sampling steps, descending, the last one 0"""
 
     def update_rows(self, update: int) -> range:
-        """The rows of this rank that the rollout's ``update``-th optimizer update trains on (they are consecutive)."""
+        """This rank's rows for the rollout's ``update``-th optimizer update (they are consecutive)."""
         return self._rows([i for i, group in enumerate(self.groups) if group.update == update])
 
-    def table_rows(self, update: int, everyone: bool = False) -> range:
-        """The samples of `update_rows`, or with ``everyone`` of all ranks, as rows of the score table of all ranks."""
-        return self._rows([group.slot for group in (self.drawn if everyone else self.groups) if group.update == update])
+    def table_rows(self, update: int, all_ranks: bool = False) -> range:
+        """The rows of the score table for the same samples; with ``all_ranks``, for the update's samples on all
+        ranks."""
+        groups = self.drawn if all_ranks else self.groups
+        return self._rows([group.slot for group in groups if group.update == update])
 
     def _rows(self, groups: Sequence[int]) -> range:
         return range(groups[0] * self.group_size, (groups[-1] + 1) * self.group_size)

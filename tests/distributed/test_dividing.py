@@ -59,16 +59,16 @@ def rollout_of(share: tuple[Group, ...], drawn: tuple[Group, ...], size: int) ->
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
-def test_pieces_have_the_same_numbers_and_noise_whoever_computes_them(size: int, micro_batch: int) -> None:
+def test_micro_batches_have_the_same_numbers_and_noise_whoever_computes_them(size: int, micro_batch: int) -> None:
     """Lazy regularisation chooses pieces by number, and noise is drawn by slot: both as in one process."""
     drawn, group_size = draw(10, 2), 4
 
-    def pieces(share: tuple[Group, ...]) -> set[tuple[Any, ...]]:
+    def micro_batches(share: tuple[Group, ...]) -> set[tuple[Any, ...]]:
         rollout = rollout_of(share, drawn, group_size)
         batch = training_batch(rollout, 1, Nft(NftSettings(timesteps_per_sample=2)), seed=3, step=7)
         assert batch.x0.untyped_storage().data_ptr() == rollout.x0.untyped_storage().data_ptr(), "a copy"
         samples = set()
-        for number, rows, level in batch.pieces(micro_batch):
+        for number, rows, level in batch.micro_batches(micro_batch):
             noise = batch.noise(rows, level)
             for i, row in enumerate(rows.tolist()):
                 sample = int(batch.x0[row])
@@ -78,8 +78,8 @@ def test_pieces_have_the_same_numbers_and_noise_whoever_computes_them(size: int,
         assert batch.total_rows == 40
         return samples
 
-    alone = pieces(drawn)
-    divided = [pieces(share_of_groups(member(rank, size), drawn)) for rank in range(size)]
+    alone = micro_batches(drawn)
+    divided = [micro_batches(share_of_groups(member(rank, size), drawn)) for rank in range(size)]
     assert set.union(*divided) == alone
     assert sum(map(len, divided)) == len(alone) == 40
 

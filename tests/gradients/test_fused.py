@@ -280,7 +280,7 @@ def test_a_failing_backward_pass_leaves_nothing_behind(net: Net) -> None:
     y.register_hook(lambda grad: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         reward_gradients(y[:, 0], None, columns(5), list(net.parameters()), method="fused")
-    assert fused_module._mixing is None
+    assert fused_module._active_sums is None
     assert_same(gradients(net, x, columns(5), "fused"), gradients(net, x, columns(5), "passes"))
 
 

@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         ["rewards (moves): scores videos, but was given images"],
     ),
     "two rewards of one name": (text(rewards=[{"name": "x", "type": "brightness"}] * 2), ["'x' is used twice"]),
-    "only held-out rewards": (
+    "only evaluation-only rewards": (
         text(rewards=[{"name": "x", "type": "brightness", "held_out": True}]),
         ["at least one must be trained"],
     ),

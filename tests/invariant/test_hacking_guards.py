@@ -71,7 +71,7 @@ def test_a_watched_reward_stops_the_run_or_warns(tiny_sd3: Path, tmp_path: Path)
 
     stopped = marble("train", watching("stop"), "--out", tmp_path / "run")
     assert stopped.code == 3
-    assert "held-out reward 'dark' fell from" in stopped.err
+    assert "evaluation-only reward 'dark' fell from" in stopped.err
     lines = metrics(tmp_path / "run")
     assert lines[-1]["guard/watch/dark"] == 1.0
     assert sum(line["guard/watch/dark"] for line in lines) == 1.0
@@ -109,7 +109,7 @@ def test_a_watched_reward_is_logged_once_a_rollout(tiny_sd3: Path, tmp_path: Pat
         ({"schedule": [[5, 5]]}, "rewards.1 (bright).schedule: [5, 5] holds no step"),
         ({"schedule": []}, "rewards.1 (bright).schedule: is empty"),
         ({"schedule": [[-1, 5]]}, "rewards.1.schedule"),
-        ({"watch": {}}, "rewards.1 (bright).watch: only held-out rewards are watched"),
+        ({"watch": {}}, "rewards.1 (bright).watch: only evaluation-only rewards are watched"),
         ({"held_out": True, "clip": [0, 1]}, "rewards.1 (bright): is held out"),
         ({"held_out": True, "watch": {"windows": 3}}, "Did you mean 'window'?"),
         ({"held_out": True, "watch": {"window": 1}}, "rewards.1.watch.window"),

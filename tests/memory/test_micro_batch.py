@@ -74,7 +74,7 @@ def test_a_stop_for_want_of_memory_elsewhere_is_no_reason_for_a_smaller_micro_ba
         raise OutOfMemory("rank 1 of 2: not enough memory")
 
     with pytest.raises(OutOfMemory):
-        micro_batch.applied(stopped)
+        micro_batch.with_retries(stopped)
     assert micro_batch.size == 16
 
 

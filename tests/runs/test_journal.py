@@ -134,7 +134,7 @@ def test_a_grid_is_drawn_for_the_rollout_of_a_due_step(
     run = Journaled(tmp_path / "run", config)
     with run.journal as journal:
         for step in range(0, 8, 2):
-            journal.show(rollout(config), step)
+            journal.save_images(rollout(config), step)
     assert sorted(path.name for path in run.folder.samples.glob("*")) == [f"step-{step}.png" for step in grids]
 
 
@@ -155,7 +155,7 @@ def test_a_grid_shows_the_groups_of_all_ranks_under_their_prompts(tmp_path: Path
             whole.sigmas,
         )
         with Journaled(tmp_path / "run", config, world=world).journal as journal:
-            journal.show(part, 0)
+            journal.save_images(part, 0)
 
     in_threads(2, show)
     with Image.open(tmp_path / "run" / "samples" / "step-0.png") as grid:

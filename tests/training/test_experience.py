@@ -16,7 +16,7 @@ from steps import parts
 
 def test_advantages_are_those_of_the_scores_within_each_prompt(tiny_sd3: Path, tmp_path: Path) -> None:
     experience = parts(tiny_sd3, tmp_path).gather()
-    table, scored = experience.table, experience.scored
+    table, scored = experience.unclipped, experience.scored
     assert table.names == ("small", "bright", "colour")
     assert len(table.values) == 16
     assert torch.equal(scored.table.values, table.values), "no reward has bounds here"
@@ -40,7 +40,7 @@ def test_the_same_rollout_twice_and_another_for_another_index(tiny_sd3: Path, tm
 def test_scores_beyond_a_bound_bring_no_advantage_but_are_logged(tiny_sd3: Path, tmp_path: Path) -> None:
     rewards = [{"name": "bright", "type": "brightness", "clip": [None, -2.0]}]
     experience = parts(tiny_sd3, tmp_path, rewards=rewards).gather()
-    assert (experience.table.values > -2.0).all()
+    assert (experience.unclipped.values > -2.0).all()
     assert (experience.scored.table.values == -2.0).all()
     assert (experience.scored.advantages == 0).all()
 
@@ -51,8 +51,8 @@ def test_a_reward_that_is_switched_off_is_not_scored(tiny_sd3: Path, tmp_path: P
         {"name": "small", "type": "jpeg_compressibility", "schedule": [[5, None]]},
     ]
     experience = parts(tiny_sd3, tmp_path, rewards=rewards).gather()
-    assert experience.table.applicable[:, 0].all()
-    assert not experience.table.applicable[:, 1].any()
+    assert experience.unclipped.applicable[:, 0].all()
+    assert not experience.unclipped.applicable[:, 1].any()
 
 
 def test_watched_rewards_are_scored_and_not_trained(tiny_sd3: Path, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_watched_rewards_are_scored_and_not_trained(tiny_sd3: Path, tmp_path: Pa
         {"name": "small", "type": "jpeg_compressibility", "held_out": True, "watch": {}},
     ]
     experience = parts(tiny_sd3, tmp_path, rewards=rewards).gather()
-    assert experience.table.names == ("bright",)
+    assert experience.unclipped.names == ("bright",)
     assert experience.watched.keys() == {"watch/small"}
     assert experience.means.keys() == {"bright", "small"}
 

@@ -76,6 +76,6 @@ def test_gradients_that_no_scale_makes_finite_leave_it_as_it_was() -> None:
         tried.append(scale)
         return SimpleNamespace(is_finite=False, losses_are_finite=True)
 
-    assert not scale.applied(never_finite).is_finite
+    assert not scale.with_retries(never_finite).is_finite
     assert tried == [8.0, 4.0, 2.0, 1.0]
     assert scale.state_dict() == {"value": 8.0, "clean": 150}

@@ -94,7 +94,7 @@ def test_old_policy_presets(policy: LoraPolicy, preset: str, done: int, decay: f
     updater = Updater(policy, OptimizerConfig(lr=0.1), RolloutConfig(old_policy=preset).old_policy_decay, 10)
     updater.apply(gradient_like(policy), 1.0, 0)
     old, new = flat(policy.tensors("old")).clone(), flat(policy.tensors("default"))
-    updater.follow(done)
+    updater.update_old_policy(done)
     torch.testing.assert_close(flat(policy.tensors("old")), decay * old + (1 - decay) * new, atol=1e-6, rtol=1e-5)
 
 

@@ -1,1 +1,1 @@
-"""Which coefficients: Gram matrix or step number in, K numbers out. Nothing here sees a parameter."""
+"""Balancing rules: how the rewards are combined, by their advantages or by the Gram matrix of their gradients."""

@@ -1,9 +1,11 @@
 """Products of the unit gradients, averaged over refreshes.
 
-A batch's cosines are noisy. Averaging alpha* smooths a solution; averaging the products first smooths the problem.
+A batch's cosines are noisy. MARBLE averages alpha*, the solution of the QP; here the products, its input, are averaged.
+No balancing rule uses this; `marble diagnose` uses `nearest_gram`.
 
-Averages of different entries come from different refreshes where a reward is without a gradient at times, so that no
-vectors need have them as their products: the matrix can be indefinite. `nearest_gram` makes it one that vectors have.
+If a reward has no gradient in some refreshes, the entries of the matrix are averages over different refreshes. Then the
+matrix can be indefinite, and is not a Gram matrix of any vectors. `nearest_gram` replaces it by the nearest one that
+is.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ import torch
 from torch import Tensor
 
 INDEFINITE = -1e-10
-"""Eigenvalues between it and 0 are rounding; gradients have unit length."""
+"""Eigenvalues between this and 0 are rounding errors (unit gradients: the diagonal is 1)."""
 
 
 def nearest_gram(mean: Tensor) -> Tensor:
-    """The positive semidefinite matrix that is nearest to ``mean`` [K, K]: its negative eigenvalues become 0. One that
-    has none is returned as it is, to the bit."""
+    """The positive semidefinite matrix that is nearest to ``mean`` [K, K]: its negative eigenvalues become 0. If there
+    are none, ``mean`` itself is returned."""
     eigenvalues, eigenvectors = torch.linalg.eigh(mean)
     if (eigenvalues >= INDEFINITE).all():
         return mean
@@ -44,7 +46,7 @@ class GramMemory:
         return ~self.gram.diagonal().isnan()
 
     def add(self, unit: Tensor, unit_cross: Tensor | None, active: Tensor) -> None:
-        """One batch's products [K, K], of which the rows and columns of ``active`` rewards count."""
+        """Add one batch's products [K, K]. Only rows and columns of ``active`` rewards count."""
         both = active[:, None] & active[None, :]
         self._blend(self.gram, unit, both)
         if unit_cross is not None:

@@ -1,8 +1,8 @@
 """Stage 7: what a balancing rule is. A new rule is one class in one file (docs/adding_a_rule.md).
 
 A rule decides what an update optimises. In an ordinary step it combines the K advantages of each sample into one
-(`combine`), which costs one backward pass. In the steps for which `needs_gradients` is true it gets one gradient per
-reward and weighs them (`weigh`).
+(`combine`), which costs one backward pass. In a refresh, a step for which `needs_gradients` is true, it gets one
+gradient per reward and returns a weight for each (`weigh`).
 
 Neither call changes the rule. Each returns the new state, and `commit` stores it once the update was applied, so a
 failed step changes nothing.
@@ -50,26 +50,26 @@ class GradientSettings(BalanceSettings):
 
 @dataclass(frozen=True)
 class Combination:
-    """The one advantage of an ordinary step."""
+    """The result of `combine`: one advantage per sample, for an ordinary step."""
 
     advantage: Tensor
-    """[N]; may exceed +-A_max, and is not clamped again"""
+    """[N]: may exceed +-A_max; it is not clamped again"""
     coefficients: Tensor | None = None
-    """[K] on the per-reward advantages, for the log; None if the rule has no coefficients"""
+    """[K]: coefficients of the per-reward advantages, for the log; None if the rule has none"""
     state: Any = None
     """New state of the rule, passed to `commit`"""
 
 
 @dataclass(frozen=True)
 class Weighing:
-    """A rule's weights for the per-reward gradients."""
+    """The result of `weigh`: a rule's weights for the per-reward gradients of a refresh."""
 
     weights: Tensor
     """[K] float64 on the CPU: the reward update is sum_k weights_k g_k"""
     coefficients: Tensor | None = None
-    """[K] on the per-reward advantages in the steps after this one; for the log"""
+    """[K]: coefficients for the per-reward advantages in the ordinary steps after this one; for the log"""
     figures: Metrics = field(default_factory=dict)
-    """Further figures for the log, such as `qp/norm`"""
+    """Further metrics for the log, such as `qp/norm`"""
     state: Any = None
     """New state of the rule, passed to `commit`"""
     for_half: Callable[[Tensor], Tensor] | None = None
@@ -115,7 +115,7 @@ class Balancer(ABC):
 
     @classmethod
     def check_complete(cls) -> None:
-        """A rule whose settings are `GradientSettings` must say what it makes of gradients."""
+        """Raise InputError if a rule with `GradientSettings` does not implement both `weigh` and `weights_for`."""
         for name in ("weigh", "weights_for"):
             if cls.uses_gradients() and getattr(cls, name) is getattr(Balancer, name):
                 raise InputError(
@@ -130,12 +130,13 @@ class Balancer(ABC):
 
     @classmethod
     def sum_weights(cls, settings: Any) -> Mapping[str, float]:
-        """Weights by reward name of the weighted sum that the rule is compared with; 1 where not given."""
+        """Weights, by reward name, of the weighted-sum probe that the rule is compared with; 1 where not given."""
         return settings.probe_weights if cls.uses_gradients() else {}
 
     @classmethod
     def never_opposes(cls, settings: Any) -> bool:
-        """Whether the direction of a refresh never has a negative product with a reward's gradient in that batch."""
+        """Whether a refresh guarantees a direction that has no negative product with any reward's gradient in its
+        batch."""
         return False
 
     @property
@@ -145,23 +146,26 @@ class Balancer(ABC):
         return method
 
     def needs_gradients(self, step: int) -> bool:
-        """Whether the step after ``step`` updates needs one gradient per reward."""
+        """Whether the next step is a refresh: one gradient per reward. ``step``: optimizer updates done."""
         return False
 
     @abstractmethod
     def combine(self, step: int, scored: Scored) -> Combination:
-        """The advantage of an ordinary step, for all samples of the rollout."""
+        """One advantage for each sample of the rollout. ``step``: optimizer updates done."""
 
     def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
-        """Weights for the gradients of the K rewards (``gradients`` holds no probe)."""
+        """Weights for the gradients of the K rewards (``gradients`` holds no probe). ``step``: optimizer updates
+        done."""
         raise AssertionError("check_complete refuses a rule that needs gradients and does not weigh them")
 
     def weights_for(self, gram: Tensor) -> Tensor:
-        """[K] weights for the gradients with this Gram matrix [K, K], without using the rule's state."""
+        """[K] weights for gradients with this Gram matrix [K, K], from the matrix alone: the rule's state is not
+        used."""
         raise AssertionError("check_complete refuses a rule that needs gradients and has no weights for them")
 
     def coefficients(self, step: int) -> Tensor | None:
-        """[K] on the per-reward advantages of the step after ``step`` updates; None if the rule has no coefficients."""
+        """[K]: coefficients of the per-reward advantages in the next step; None if the rule has none. ``step``:
+        optimizer updates done."""
         return None
 
     def commit(self, state: Any) -> None:  # noqa: B027  a rule may remember nothing
@@ -178,8 +182,8 @@ class Balancer(ABC):
         """Small JSON values, for checkpoints."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  nor have any state
-        """Continue from a checkpoint."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  a rule may have no state
+        """Restore the state from a checkpoint."""
 
 
 class Scheduled(Balancer):
@@ -205,13 +209,13 @@ def one_hot(names: Sequence[str], name: str) -> Tensor:
 
 
 def check_weights(weights: Mapping[str, float], names: Sequence[str], key: str) -> None:
-    """Every name must be a trained reward."""
+    """Raise InputError unless every name is a trained reward."""
     for name in weights:
         require_name(name, names, key)
 
 
 def check_some_weight(weights: Mapping[str, float], names: Sequence[str], key: str) -> None:
-    """As `check_weights`; at least one weight must also be above 0."""
+    """Like `check_weights`, and at least one weight must be above 0."""
     check_weights(weights, names, key)
     if all(weights.get(name, 1.0) == 0 for name in names):
         raise InputError(f"{key}: every weight is 0, so there is nothing to train; set one above 0")

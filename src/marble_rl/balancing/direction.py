@@ -4,10 +4,10 @@
     alpha*  = argmin_{simplex} || sum_k alpha_k ghat_k ||^2                (4) harmonise
     d_final = (sum_k alpha*_k ghat_k) * mean_k ||g_k||                     (5) rescale
 
-Where this decides what the paper leaves open:
+Our choices, which the paper leaves open:
 
 - A reward without a gradient in the batch is left out of the QP; otherwise the min-norm point would be 0.
-- ||d*|| < 1e-6, d* the min-norm point: Pareto-stationary, so the batch makes no reward update.
+- If the min-norm point is shorter than 1e-6, the batch is Pareto-stationary: all weights are 0, no reward is updated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from marble_rl.balancing.min_norm import MinNorm, as_gram, min_norm
 
 STATIONARY_NORM = 1e-6
-"""Below this length, relative to the gradients in the QP, the min-norm point counts as zero."""
+"""A min-norm point shorter than this counts as zero. The unit of length is that of `Direction.norm`."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,16 @@ class Direction:
     """The update computed from one Gram matrix, without state."""
 
     alpha: Tensor
-    """[K] float64: solution of the QP, 0 for rewards left out of the QP."""
+    """[K] float64: solution of the QP (or 1/K each, with `equal_shares`); 0 for rewards left out of it."""
     weights: Tensor
     """[K] float64: the reward update is sum_k weights_k g_k."""
     active: Tensor
     """[K] bool: the reward has a gradient in this batch."""
     stationary: bool
-    """The unit gradients cancel (norm below STATIONARY_NORM): no direction is good for all rewards."""
+    """The gradients cancel (``norm`` is below STATIONARY_NORM): no direction is good for all rewards."""
     norm: float
-    """Length of the min-norm point, in units of the unit gradients."""
+    """Length of sum_k alpha_k ghat_k, where unit gradients have length 1. In `raw_direction`: length of sum_k alpha_k
+    g_k over the mean of the ||g_k||."""
     kkt_residual: float
 
 
@@ -56,8 +57,8 @@ def raw_direction(gram: Tensor) -> Direction:
 def _solved(
     gram: Tensor, solve: Callable[[Tensor, Tensor], MinNorm], weigh: Callable[[Tensor, Tensor], Tensor]
 ) -> Direction:
-    """``solve`` the problem of the rewards that have a gradient, from their Gram matrix and norms, and ``weigh`` the
-    raw gradients by its solution."""
+    """``solve`` gets the Gram matrix and norms of the rewards that have a gradient. ``weigh`` turns its alpha and the
+    norms into weights of the raw gradients."""
     g = torch.as_tensor(as_gram(gram))
     norms = g.diagonal().sqrt()
     active = norms > 0
@@ -72,7 +73,7 @@ def _solved(
 
 
 def rescaled(alpha: Tensor, norms: Tensor) -> Tensor:
-    """[K] Step 5: weights of the raw gradients that make sum_k alpha_k ghat_k * mean(norms); 0 for a reward without a
+    """Step 5: the weights w [K] with sum_k w_k g_k = (sum_k alpha_k ghat_k) * mean(norms); 0 for a reward without a
     gradient."""
     active = norms > 0
     weights = torch.zeros_like(norms)

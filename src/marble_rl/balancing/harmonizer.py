@@ -6,13 +6,14 @@
 
 An option of ours, off by default: ``apply="alpha_over_norm"``. Between refreshes the paper combines
 *unnormalised* gradients by alpha_bar, so a reward with a small gradient gets less than its share. This setting divides
-by cached norms: w_k = alpha_bar_k mean(n) / n_k.
+by n_k, the smoothed norm of g_k over refreshes: w_k = alpha_bar_k mean(n) / n_k.
 
-Where this differs from the paper, or decides what the paper leaves open:
+Where we differ from the paper, or choose what it leaves open:
 
 - alpha_bar starts uniform.
 - Each A_k is clamped before they are combined, so that equation (7) is exact.
-- A reward without a gradient in a batch leaves the QP and keeps its alpha_bar; the others share the remaining mass.
+- A reward without a gradient in a batch leaves the QP and keeps its alpha_bar; the coefficients of the others sum to
+  what remains of 1.
 - In a Pareto-stationary batch alpha_bar stays as it is, because alpha* is not unique there.
 """
 
@@ -28,7 +29,7 @@ from torch import Tensor
 from marble_rl.balancing.direction import Direction, common_direction
 
 MAX_BOOST = 10.0
-"""Upper limit of mean(n) / n_k, in case a cached norm is small by chance."""
+"""Upper limit of the factor mean(n) / n_k, in case a smoothed norm is small by chance"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class Harmonizer:
         return self._alpha_bar.clone()
 
     def should_refresh(self, step: int) -> bool:
-        """Whether the step after ``step`` optimizer updates needs one gradient per reward: 0, N, 2N, ...
+        """Whether the next step needs one gradient per reward: at step 0, N, 2N, ... (``step``: optimizer updates
+        done).
 
         Never in the late uniform stage (step >= uniform_after).
         """
@@ -101,14 +103,14 @@ class Harmonizer:
     def refresh(self, gram: Tensor, cross: Tensor | None = None) -> Coefficients:
         """Solve the QP for the raw Gram matrix [K, K] of this batch's per-reward gradients and smooth the result.
 
-        ``cross`` [K, K], the unbiased products of two half batches, is for rules that need them; this one does not.
+        ``cross`` is not used.
         """
         solution = self.solve(gram)
         self.commit(solution)
         return solution
 
     def solve(self, gram: Tensor) -> Coefficients:
-        """What `refresh` would return; changes nothing."""
+        """What `refresh` would return, without storing it."""
         k = len(self.rewards)
         if tuple(gram.shape) != (k, k):
             raise ValueError(f"gram must be [{k}, {k}] for the rewards {self.rewards}, got {tuple(gram.shape)}")
@@ -116,11 +118,11 @@ class Harmonizer:
         return Coefficients(**vars(d), alpha_bar=self._smoothed(d), norms=self._smoothed_norms(gram, d.active))
 
     def commit(self, solution: Coefficients) -> None:
-        """Remember a solution of `solve`."""
+        """Store a solution of `solve`: its alpha_bar and norms."""
         self._alpha_bar, self._norms = solution.alpha_bar.clone(), solution.norms.clone()
 
     def direction(self, gram: Tensor) -> Direction:
-        """The update for a raw Gram matrix [K, K], without memory of other batches."""
+        """The direction for a raw Gram matrix [K, K]. It does not depend on earlier batches."""
         return common_direction(gram)
 
     def combine(self, advantages: Tensor, step: int | None = None) -> Tensor:
@@ -164,13 +166,13 @@ class Harmonizer:
             self._norms = norms_from(state["norms"])
 
     def _smoothed(self, d: Direction) -> Tensor:
-        """Step 10. Rewards without a gradient keep their alpha_bar; the others share the rest of the total of 1."""
+        """Step 10: the new alpha_bar. Rewards without a gradient keep theirs; the others sum to what remains of 1."""
         alpha_bar = self._alpha_bar.clone()
         if d.stationary or not d.active.any():
             return alpha_bar
         mass = (1.0 - alpha_bar[~d.active].sum()).clamp_min(0.0)
         moved = self.ema_decay * alpha_bar[d.active] + (1 - self.ema_decay) * mass * d.alpha[d.active]
-        if moved.sum() > 0:  # inactive rewards may hold the whole sum of 1
+        if moved.sum() > 0:  # else the rewards without a gradient already sum to 1
             alpha_bar[d.active] = moved * (mass / moved.sum())
         return alpha_bar
 
@@ -182,14 +184,14 @@ class Harmonizer:
 
 
 def smoothed_norms(known: Tensor, gram: Tensor, active: Tensor, decay: float) -> Tensor:
-    """[K]: running means of the gradients' lengths; starts with the reward's first length."""
+    """[K]: running means of the gradients' norms. A reward's first norm starts its mean."""
     norms = gram.detach().diagonal().to("cpu", torch.float64).sqrt()
     before = torch.where(known.isnan(), norms, known)
     return torch.where(active, decay * before + (1 - decay) * norms, known)
 
 
 def norm_boost(norms: Tensor) -> Tensor:
-    """[K]: mean(n) / n_k, limited; 1 for rewards whose length is not known (NaN)."""
+    """[K]: mean(n) / n_k, at most `MAX_BOOST`; 1 for rewards whose norm is not known (NaN)."""
     known = ~norms.isnan()
     boost = torch.ones_like(norms)
     boost[known] = (norms[known].mean() / norms[known]).clamp_max(MAX_BOOST)

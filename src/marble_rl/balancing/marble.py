@@ -26,23 +26,22 @@ class RefreshSettings(GradientSettings):
     refresh_every: PositiveInt = 10
     """Optimizer steps between two solutions of the quadratic program; 1 solves it in every step."""
     ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.7
-    """rho: smoothing of the coefficients over refreshes."""
+    """rho: decay of the running mean of the coefficients, per refresh."""
     uniform_after: Annotated[int, Field(ge=0)] | None = None
     """From this step on use equal coefficients (the paper's late uniform stage); null never does."""
 
 
 class MarbleSettings(RefreshSettings):
-    """MARBLE: one direction that is good for every reward, found by a quadratic program."""
+    """MARBLE: one direction that opposes no reward's gradient in the batch, found by a quadratic program."""
 
     type: Literal["marble"] = "marble"
     apply: Literal["alpha", "alpha_over_norm"] = "alpha"
-    """Steps between refreshes. `alpha`: combine the advantages by the smoothed coefficients (the paper), so the reward
-    with the larger gradient counts for more. `alpha_over_norm`: divide by cached gradient norms first."""
+    """What multiplies the advantages between refreshes. `alpha`: the smoothed coefficients (the paper); a reward with a
+    larger gradient then counts for more. `alpha_over_norm`: the smoothed coefficients over smoothed gradient norms."""
     metric: Literal["euclidean", "adam"] = "euclidean"
-    """Inner product that defines lengths and angles of gradients. `euclidean`: the usual ones (the paper). `adam`, an
-    experiment:
-    those of the product a^T P^-1 b, where P is the diagonal that AdamW divides by, so that the direction found is good
-    for every reward in the step that AdamW makes of it."""
+    """Inner product that defines norms and cosines of gradients. `euclidean`: the usual one (the paper). `adam`, an
+    experiment: a^T P^-1 b, with P the diagonal matrix that AdamW divides by. The direction is then good for every
+    reward in the step that AdamW takes."""
 
 
 class Marble(Balancer):
@@ -100,7 +99,7 @@ class Marble(Balancer):
 
 
 def solution_figures(rewards: Sequence[str], solution: Direction) -> Metrics:
-    """alpha*, the length and error of the solution, and the rewards that had no gradient."""
+    """Metrics of a refresh: alpha, norm and KKT residual of the solution, and which rewards had no gradient."""
     return {
         **{f"alpha/{name}": a for name, a in zip(rewards, solution.alpha.tolist(), strict=True)},
         **{f"guard/no_signal/{n}": float(not on) for n, on in zip(rewards, solution.active.tolist(), strict=True)},

@@ -1,4 +1,5 @@
-"""The paper's ablation: MARBLE without unit length, steps 3 and 5 left out. The paper reports that it fails."""
+"""The paper's ablation: MARBLE without normalised gradients (without steps 3 and 5). The paper reports that it
+fails."""
 
 from __future__ import annotations
 

@@ -10,8 +10,9 @@ one non-negative least-squares problem (Lawson & Hanson 1974, "least distance pr
 The active-set method ends after finitely many steps at the optimum, also for singular, duplicate and opposed
 gradients, where Frank-Wolfe iterations stall.
 
-d* is unique, alpha* need not be: two identical gradients can share their weight in any way. Among equal optima the most
-even alpha is taken, so that the answer does not depend on the order of the rewards (decided here; the paper is silent).
+The min-norm point d* = X alpha* is unique, but alpha* need not be: two identical gradients can share their weight in
+any way. Among equal optima we take the alpha nearest to uniform, so that the result does not depend on the order of the
+rewards. The paper leaves this open.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from torch import Tensor
 
 Vector = npt.NDArray[np.float64]
 SINGULAR = 1e-9
-"""Smallest eigenvalue, of a Gram matrix with mean diagonal 1, below which alpha may not be unique."""
+"""If the smallest eigenvalue of a Gram matrix with mean diagonal 1 is below this, alpha may not be unique."""
 HEAVY = 1e7
+"""Weight of the rows that stand for equality constraints in `_most_even`"""
 ROUNDING = 1e-14
+"""By how much rounding may make a solution worse"""
 OPTIMAL = 1e-12
 """Residual below which a solution is taken as exact."""
 ATTEMPTS = 16
+"""Most orders of the columns that `_min_norm_point` tries"""
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,15 @@ def min_norm(gram: Tensor) -> MinNorm:
     if scale == 0.0:  # every gradient is zero: every point of the simplex is a solution
         return MinNorm(torch.full((k,), 1.0 / k, dtype=dtype, device=gram.device), 0.0, 0.0)
 
-    unit = g / scale
-    eigenvalues, eigenvectors = np.linalg.eigh(unit)
+    scaled = g / scale
+    eigenvalues, eigenvectors = np.linalg.eigh(scaled)
     span = eigenvalues > SINGULAR * 1e-5
     factor = np.sqrt(eigenvalues[span])[:, None] * eigenvectors[:, span].T
-    alpha = _min_norm_point(factor, unit)
+    alpha = _min_norm_point(factor, scaled)
     if eigenvalues[0] < SINGULAR:
-        alpha = _most_even(alpha, unit, factor)
+        alpha = _most_even(alpha, scaled, factor)
 
-    squared_norm, residual = _optimality(alpha, unit)
+    squared_norm, residual = _optimality(alpha, scaled)
     return MinNorm(
         alpha=torch.as_tensor(alpha).to(dtype=dtype, device=gram.device),
         norm=float(np.sqrt(max(squared_norm, 0.0) * scale)),
@@ -71,7 +75,7 @@ def min_norm(gram: Tensor) -> MinNorm:
 
 
 def equal_shares(gram: Tensor) -> MinNorm:
-    """alpha = 1/K each, with its norm and residual: not a solution, but a baseline for the QP."""
+    """alpha = 1/K each, with its norm and residual: a baseline, in general not the solution of the QP."""
     g = as_gram(gram)
     k, scale = len(g), np.trace(g) / len(g)
     alpha = np.full(k, 1.0 / k)
@@ -79,10 +83,11 @@ def equal_shares(gram: Tensor) -> MinNorm:
     return MinNorm(torch.as_tensor(alpha), float(np.sqrt(max(squared_norm, 0.0) * scale)), residual)
 
 
-def _min_norm_point(factor: Vector, unit: Vector) -> Vector:
-    """The homogenised NNLS. On a few singular problems scipy's solver stops too early; if the residual shows
-    this, it is retried with the columns in another order."""
-    k = len(unit)
+def _min_norm_point(factor: Vector, scaled: Vector) -> Vector:
+    """Solve the homogenised NNLS. On a few singular problems scipy's solver stops too early. The residual shows this,
+    and the solver is called again with the columns in another order. ``scaled``: the Gram matrix with mean diagonal
+    1."""
+    k = len(scaled)
     best, least = np.full(k, 1.0 / k), np.inf
     for attempt in range(ATTEMPTS):
         order = np.random.default_rng(attempt).permutation(k) if attempt else np.arange(k)
@@ -91,7 +96,7 @@ def _min_norm_point(factor: Vector, unit: Vector) -> Vector:
             continue
         alpha = np.empty(k)
         alpha[order] = u / u.sum()
-        residual = _optimality(alpha, unit)[1]
+        residual = _optimality(alpha, scaled)[1]
         if residual < least:
             best, least = alpha, residual
         if residual < OPTIMAL:
@@ -109,22 +114,21 @@ def _nnls(rows: Vector, target: Vector) -> Vector:
     return solution
 
 
-def _optimality(alpha: Vector, unit: Vector) -> tuple[float, float]:
+def _optimality(alpha: Vector, scaled: Vector) -> tuple[float, float]:
     """alpha^T G alpha, and by how much alpha misses the optimality conditions (G alpha)_k >= alpha^T G alpha."""
-    g_alpha = unit @ alpha
+    g_alpha = scaled @ alpha
     value = float(alpha @ g_alpha)
     return value, max(0.0, value - float(g_alpha.min()))
 
 
-def _most_even(alpha: Vector, unit: Vector, factor: Vector) -> Vector:
+def _most_even(alpha: Vector, scaled: Vector, factor: Vector) -> Vector:
     """The alpha nearest to uniform with the same d*; the given alpha if rounding makes the new one less optimal.
 
-    argmin_{a >= 0} ||a||^2 subject to X a = d*, 1^T a = 1, the constraints as heavily weighted rows. Only gradients
-    with
-    the smallest product with d* can have alpha > 0.
+    argmin_{a >= 0} ||a||^2 subject to X a = d*, 1^T a = 1, as an NNLS whose constraints are heavily weighted rows. Only
+    gradients whose product with d* is the smallest can have alpha > 0.
     """
-    before = _optimality(alpha, unit)
-    tight = unit @ alpha <= before[0] + SINGULAR
+    before = _optimality(alpha, scaled)
+    tight = scaled @ alpha <= before[0] + SINGULAR
     k = int(tight.sum())
     rows = np.vstack([HEAVY * factor[:, tight], HEAVY * np.ones(k), np.eye(k)])
     a = _nnls(rows, np.concatenate([HEAVY * (factor @ alpha), [HEAVY], np.zeros(k)]))
@@ -132,12 +136,12 @@ def _most_even(alpha: Vector, unit: Vector, factor: Vector) -> Vector:
         return alpha
     even = np.zeros_like(alpha)
     even[tight] = a / a.sum()
-    after = _optimality(even, unit)
+    after = _optimality(even, scaled)
     return even if after[0] <= before[0] + ROUNDING and after[1] <= before[1] + ROUNDING else alpha
 
 
 def as_gram(gram: Tensor) -> Vector:
-    """A checked Gram matrix in float64 on the CPU."""
+    """The Gram matrix, checked and made symmetric, in float64 on the CPU."""
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or gram.shape[0] == 0:
         raise ValueError(f"gram must be a square matrix [K, K] with K >= 1, got shape {tuple(gram.shape)}")
     g: Vector = gram.detach().to("cpu", torch.float64).numpy()

@@ -2,8 +2,9 @@
 
     alpha* = argmin_{simplex} alpha^T C alpha,   C_kl = <A_k A_l> / (|A_k| |A_l|)
 
-Where gradients are mostly noise, their cosines follow the correlations of the advantages, and MARBLE does this
-(docs/diagnose.md). No gradient per reward is needed: the rule shows what the gradients add.
+Where gradients are mostly noise, their cosines are close to the correlations of the advantages, so MARBLE solves nearly
+this problem (docs/diagnose.md). This rule needs no gradient per reward. Compared with MARBLE it shows what the
+gradients add.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from marble_rl.balancing.harmonizer import Coefficients, Harmonizer
 
 class MinVarianceSettings(BalanceSettings):
     """MARBLE's quadratic program on the advantages in place of the gradients: the mix of the rewards with the smallest
-    variance. No gradient per reward is needed; shows what the gradients add (docs/results.md)."""
+    variance. It needs no gradient per reward. Compared with MARBLE it shows what the gradients add
+    (docs/results.md)."""
 
     type: Literal["min_variance"]
     ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.965
-    """Smoothing of the coefficients over steps. 0.965 in every step is the paper's 0.7 every 10 steps."""
+    """Smoothing of the coefficients over steps. 0.965 per step is the paper's 0.7 per 10 steps."""
 
 
 class MinVariance(Balancer):

@@ -1,4 +1,4 @@
-"""One reward alone: A = A_k. The run of a specialist, which the share of a joint run is measured against."""
+"""One reward alone: A = A_k. A baseline for a run that trains all rewards."""
 
 from __future__ import annotations
 

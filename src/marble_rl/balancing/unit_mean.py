@@ -1,4 +1,4 @@
-"""Equal coefficients on unit gradients, no QP: what unit length alone achieves.
+"""Equal coefficients on unit gradients, without a QP. Shows what normalisation alone achieves.
 
 refresh      d = (mean_k ghat_k) * mean_k ||g_k||      over the rewards with a gradient in this batch
 in between   A = sum_k w_k A_k,   w_k = (1/K) mean(n) / n_k,   n_k smoothed norms of the gradients

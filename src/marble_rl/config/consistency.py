@@ -54,7 +54,7 @@ def _check_rewards(config: RunConfig) -> None:
         if reward.optional and not reward.held_out:
             raise InputError(
                 f"rewards.{i} ({reward.name}).optional: true, but the reward is trained on; "
-                "only held-out rewards may be left out. Remove it, or set held_out: true"
+                "only evaluation-only rewards may be left out. Remove it, or set held_out: true"
             )
         _check_hacking_guards(reward, f"rewards.{i} ({reward.name})")
         _check_finite(reward.params, f"rewards.{i} ({reward.name}).params")
@@ -94,7 +94,7 @@ def _check_finite(value: Any, key: str) -> None:
 
 def _check_hacking_guards(reward: RewardConfig, where: str) -> None:
     if reward.watch is not None and not reward.held_out:
-        raise InputError(f"{where}.watch: only held-out rewards are watched; remove it, or set held_out: true")
+        raise InputError(f"{where}.watch: only evaluation-only rewards are watched; remove it, or set held_out: true")
     if reward.held_out and (reward.clip is not None or reward.schedule is not None):
         raise InputError(f"{where}: is held out, so clip and schedule have nothing to act on; remove them")
     if reward.clip is not None:

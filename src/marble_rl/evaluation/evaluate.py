@@ -17,7 +17,7 @@ from marble_rl.errors import RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.prompts import PromptSet
 from marble_rl.rewards.core.scoring import Scorer
-from marble_rl.rollout.rollout import Drawn, draw
+from marble_rl.rollout.rollout import Sampled, try_sample
 from marble_rl.rollout.settings import RolloutConfig
 from marble_rl.runs.scores import ImageScores, WeightsScores
 from marble_rl.seeding import generator, normal_rows
@@ -95,28 +95,28 @@ def evaluate(
     wanted = frozenset(pictures)
     prompt_cache.prepare([prompt.text for batch in own for prompt, _ in batch])
 
-    def draw_batch(batch: list[tuple[Prompt, int]]) -> Drawn:
+    def sample_batch(batch: list[tuple[Prompt, int]]) -> Sampled:
         padded = batch + [batch[-1]] * (config.batch_size - len(batch))
         noise = normal_rows((generator(config.seed, "evaluation", prompt.index, j) for prompt, j in padded), shape)
         conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
-        return draw(model, noise, conditioning, sigmas, config.solver)
+        return try_sample(model, noise, conditioning, sigmas, config.solver)
 
     kept: dict[int, Tensor] = {}
     failure = world.deferring(RunStopped)
     with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
         for place, batch in zip(share, own, strict=True):
-            drawn = draw_batch(batch)
+            sampled = sample_batch(batch)
             if failure.held is not None:
                 continue  # only the passes matter now: the other ranks wait for them
             with failure:
-                drawn.raise_failure()
-                shown = drawn.images[: len(batch)]
+                sampled.raise_failure()
+                shown = sampled.images[: len(batch)]
                 rows = enumerate(shown, place * config.batch_size)
                 kept |= {row: image.clone() for row, image in rows if row in wanted}  # a view would keep its batch
                 scoring.add(shown)
                 on_images(len(batch))
         if world.lockstep and len(own) < len(batches) / world.size:
-            draw_batch(batches[0])  # the shares of other ranks are one batch longer: make as many passes as they do
+            sample_batch(batches[0])  # the shares of other ranks are one batch longer: make as many passes as they do
         failure.raise_held()
         scores = scoring.finish()
     table = _joined(world.gather(scores))

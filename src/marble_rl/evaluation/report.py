@@ -19,7 +19,7 @@ from marble_rl.inference.opening import Opened, Weights, model_config, open_targ
 from marble_rl.intervals import FEWEST, Interval, paired_difference
 from marble_rl.models.base import PromptCache
 from marble_rl.prompts import PromptSet, read_prompt_file
-from marble_rl.runs.images import Card, Picture, comparison, save_image, save_small
+from marble_rl.runs.images import Card, Picture, comparison, save_image, save_webp
 from marble_rl.runs.inputs import RunInputs, check_inputs, check_prompts
 from marble_rl.runs.scores import IMAGES, SCORES, KeptPicture, Scores
 from marble_rl.storage import output_folder, storage_errors
@@ -230,7 +230,7 @@ def _save_pictures(results: dict[str, Evaluation], prompts: Sequence[int], out: 
     for row in (i * next(iter(results.values())).images_per_prompt for i in prompts):
         files = {name: f"{IMAGES}/{row}-{name}{SUFFIX}" for name in results}
         for name, result in results.items():
-            save_small(result.pictures[row], out / files[name], AGAIN)
+            save_webp(result.pictures[row], out / files[name], AGAIN)
         pictures.append(KeptPicture(row, files))
     return pictures
 

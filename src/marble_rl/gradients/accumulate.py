@@ -3,18 +3,19 @@
     g_k    = grad mean_i A_ki slope_i                         slope part: what the QP balances
     shared = grad mean_i base_i                               the same for every reward: stays outside the QP
 
-Decided here: the gradient of ``base`` (a pull towards the old policy, zero on-policy) is not part of g_k; on-policy
-this is the paper's method exactly.
+Our choice: the gradient of ``base`` (a pull towards the old policy, zero on-policy) is not part of g_k. On-policy this
+is the paper's method exactly.
 
-Sums are kept separately for two halves of the prompt groups. With S_h the sum over half h and n_h its rows,
-g = (S_1 + S_2) / (n_1 + n_2) and h_i = S_i / n_i. Because the halves are independent,
+Sums are kept separately for two halves of the prompt groups. With S_1, S_2 the sums over the halves and n_1, n_2 their
+numbers of rows, g = (S_1 + S_2) / (n_1 + n_2), and each half has its own gradient a = S_1 / n_1, b = S_2 / n_2. The
+halves are independent, so
 
-    M_kl = (h1_k . h2_l + h2_k . h1_l) / 2                                  (docs/method.md, section 6)
+    M_kl = (a_k . b_l + b_k . a_l) / 2                                      (docs/method.md, section 6)
 
-is an unbiased estimate of mu_k . mu_l, with mu_k = E[g_k]; the Gram matrix of g is biased by noise.
+is an unbiased estimate of mu_k . mu_l, with mu_k = E[g_k]. The Gram matrix of g is biased by noise.
 
-Two methods give the same gradients: "fused" by one backward pass for all columns (fused.py; the model's layers must
-have been prepared by `fuse`), "passes" by one backward pass per column.
+Two methods give the same gradients. "fused": one backward pass for all columns (fused.py), through layers prepared by
+`fuse`. "passes": one backward pass per column.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ import torch
 from torch import Tensor
 
 from marble_rl.distributed.world import World
-from marble_rl.gradients.fused import Mixing
+from marble_rl.gradients.fused import ColumnSums
 from marble_rl.gradients.metric import Metric, Products, gradient_size, half_products, mean_products
 from marble_rl.types import HALVES
 
 Method = Literal["fused", "passes"]
 _SPARE = 8
-"""Elements of the buffer for the caller's sums, in addition to one per column."""
+"""Room in the buffer for the caller's sums, in addition to one element per column"""
 
 
 class FusedMismatch(RuntimeError):
@@ -49,20 +50,20 @@ class FusedMismatch(RuntimeError):
 
 @dataclass(frozen=True)
 class RewardGradients:
-    """Gradients of J advantage columns over P parameters, flattened in the order of ``params``."""
+    """Gradients of J columns of advantages, each flattened to P numbers in the order of ``params``."""
 
     g: Tensor
-    """[J, P]: slope parts only."""
+    """[J, P]: gradients of mean A_j * slope."""
     shared: Tensor
     """[P]: gradient of mean ``base``."""
     norms: Tensor
-    """[J] float64"""
+    """[J] float64: lengths of the rows of ``g``"""
     gram: Tensor
-    """[J, J] float64: g g^T, from the two halves' own products."""
+    """[J, J] float64: g g^T."""
     cross: Tensor | None
-    """[J, J] float64: unbiased products, or None where one half holds no samples."""
+    """[J, J] float64: M above, the unbiased products; None if one half has no samples."""
     half_gram: Tensor | None
-    """[2, 2, J, J] float64: products of the halves' own gradients; its off-diagonal blocks make ``cross``."""
+    """[2, 2, J, J] float64: products of the two halves' gradients. ``cross`` is the mean of [0, 1] and [1, 0]."""
     by_passes: tuple[int, ...] = ()
     """Positions in ``params`` of parameters that no fused layer supports: they cost a backward pass per column."""
     in_metric: Products | None = None
@@ -87,15 +88,14 @@ class RewardGradients:
 class GradientAccumulator:
     """Sums per-column gradients over micro-batches and timesteps: add(...) as often as you like, then finish().
 
-    A micro-batch costs one backward pass for all columns and one per half for ``base``; without `fuse`, or for
-    parameters that
-    it does not serve, one per column and half that occur in the micro-batch (a column of zeros costs nothing).
-    With J = 0 columns only ``base`` is differentiated: an ordinary training step.
+    A micro-batch costs one backward pass for all columns, and for ``base`` one per half that it has samples of.
+    Parameters that no fused layer supports cost one backward pass per column and half; a column of zeros is skipped.
+    With J = 0 columns only ``base`` is differentiated: an ordinary step.
 
-    ``verify``: check the first fused pass against one of the columns computed alone. It costs a backward pass, and
-    finds layers whose leading dimension has the batch size but is not the sample.
-    ``lockstep``: make the same backward passes on all ranks, also for advantages that are all zero. A failed check
-    is then raised by `sum_over`, which all ranks call.
+    ``verify``: compare one column of the first fused pass with the same column computed alone. It costs a backward
+    pass, and finds layers whose leading dimension has the size of the batch but is not the sample.
+    ``lockstep``: make the same backward passes on all ranks, even for columns of zeros. A failed comparison is then
+    raised by `sum_over`, which all ranks call.
     ``computed_in``: dtype of the model, which sets the tolerance of ``verify``.
     """
 
@@ -158,22 +158,22 @@ class GradientAccumulator:
             raise ValueError(f"halves must be [{len(rows)}] of 0 or 1, got {halves}")
         if len(self._sums) == 1:
             half_of = torch.zeros_like(half_of)
-        shares: list[tuple[int, Tensor]] = []
+        half_masks: list[tuple[int, Tensor]] = []
         for h in range(HALVES):
             member = half_of == h
             self._rows[h] += int(member.sum())
             if member.any():
-                shares.append((h, member.to(rows)))
-        if slope is not None and advantages is not None and not self._skips(advantages):
+                half_masks.append((h, member.to(rows)))
+        if slope is not None and advantages is not None and not self._can_skip(advantages):
             columns = advantages.detach().to(slope)
             if self.method == "fused":
-                self._one_pass(slope, columns, shares)
+                self._one_pass(slope, columns, half_masks)
             else:
-                self._passes(slope, columns, shares, range(len(self.params)))
+                self._passes(slope, columns, half_masks, range(len(self.params)))
         if base is not None:
-            for i, (h, mask) in enumerate(shares):
+            for i, (h, mask) in enumerate(half_masks):
                 everything = range(len(self.params))
-                self._backward(base, mask, everything, self._views[h][-1], keep=i < len(shares) - 1)
+                self._backward(base, mask, everything, self._views[h][-1], keep=i < len(half_masks) - 1)
 
     def sum_over(self, world: World, sums: Tensor) -> Tensor:
         """All-reduce the gradients, and ``sums`` [S] with them, in one call; returns those sums.
@@ -193,23 +193,23 @@ class GradientAccumulator:
         return totals[HALVES:].to(sums)
 
     def finish(self, metric: Metric | None = None) -> RewardGradients:
-        """Means over all rows added, and their products, in ``metric`` too where one is given.
+        """The mean gradients over all rows added, and their products: Euclidean, and in ``metric`` if one is given.
 
         Call it once: the result reuses the accumulator's memory.
         """
         total = 0 if self._finished else sum(self._rows)
         if total == 0:
             raise ValueError("no rows were added")
-        plain = self._products()
+        euclidean = self._products()
         in_metric = None if metric is None else self._products(metric.diagonal(self._size(metric.rewards)))
-        norms = plain.gram.diagonal().clamp_min(0.0).sqrt()
+        norms = euclidean.gram.diagonal().clamp_min(0.0).sqrt()
         mean = self._sums[0]
         for other in self._sums[1:]:
             mean.add_(other)
         mean.div_(total)
         self._finished = True
         by_passes = tuple(sorted(self._by_passes))
-        return RewardGradients(mean[:-1], mean[-1], norms, **vars(plain), by_passes=by_passes, in_metric=in_metric)
+        return RewardGradients(mean[:-1], mean[-1], norms, **vars(euclidean), by_passes=by_passes, in_metric=in_metric)
 
     def _products(self, diagonal: Tensor | None = None) -> Products:
         return mean_products(half_products(self._sums[0, :-1], self._sums[-1, :-1], diagonal), self._rows)
@@ -219,23 +219,24 @@ class GradientAccumulator:
         means = (self._sums[:, j].sum(0) / sum(self._rows) for j in range(rewards))
         return gradient_size(means, self._sums[:, -1].sum(0) / sum(self._rows))
 
-    def _one_pass(self, slope: Tensor, columns: Tensor, shares: list[tuple[int, Tensor]]) -> None:
+    def _one_pass(self, slope: Tensor, columns: Tensor, half_masks: list[tuple[int, Tensor]]) -> None:
         """Fused layers add their gradients during the pass; autograd returns only those of unsupported parameters."""
-        rows = [((columns * mask[:, None]).T, self._sums[h, :-1]) for h, mask in shares]
-        with Mixing(self.params, len(slope), rows).during_backward():
+        rows = [((columns * mask[:, None]).T, self._sums[h, :-1]) for h, mask in half_masks]
+        with ColumnSums(self.params, len(slope), rows).during_backward():
             rest = torch.autograd.grad(slope, self.params, torch.ones_like(slope), retain_graph=True, allow_unused=True)
-        unserved = [i for i, gradient in enumerate(rest) if gradient is not None]
-        if unserved:
-            self._by_passes.update(unserved)
-            with Mixing(self.params, len(slope), []).during_backward():
-                self._passes(slope, columns, shares, unserved)
+        unsupported = [i for i, gradient in enumerate(rest) if gradient is not None]
+        if unsupported:
+            self._by_passes.update(unsupported)
+            with ColumnSums(self.params, len(slope), []).during_backward():
+                self._passes(slope, columns, half_masks, unsupported)
         if self._verify:
             self._verify = False
-            self._check_a_column(slope, columns, shares)
+            self._check_a_column(slope, columns, half_masks)
 
-    def _check_a_column(self, slope: Tensor, columns: Tensor, shares: list[tuple[int, Tensor]]) -> None:
-        """Valid only after the first fused pass, while the sums hold this micro-batch alone."""
-        h, mask = shares[0]
+    def _check_a_column(self, slope: Tensor, columns: Tensor, half_masks: list[tuple[int, Tensor]]) -> None:
+        """Compare one fused column with the same column computed alone. Valid only after the first fused pass, while
+        the sums hold this micro-batch alone."""
+        h, mask = half_masks[0]
         cotangents = columns * mask[:, None]
         j = int(cotangents.norm(dim=0).argmax())
         alone = torch.autograd.grad(slope, self.params, cotangents[:, j], retain_graph=True, allow_unused=True)
@@ -249,14 +250,18 @@ class GradientAccumulator:
         if self._mismatch is not None and not self._lockstep:
             raise self._mismatch
 
-    def _passes(self, slope: Tensor, columns: Tensor, shares: list[tuple[int, Tensor]], which: Sequence[int]) -> None:
-        for h, mask in shares:
+    def _passes(
+        self, slope: Tensor, columns: Tensor, half_masks: list[tuple[int, Tensor]], which: Sequence[int]
+    ) -> None:
+        """One backward pass per column and half, for the parameters at the positions ``which``."""
+        for h, mask in half_masks:
             for j in range(self.columns):
                 cotangent = columns[:, j] * mask
-                if not self._skips(cotangent):
+                if not self._can_skip(cotangent):
                     self._backward(slope, cotangent, which, self._views[h][j], keep=True)
 
-    def _skips(self, cotangents: Tensor) -> bool:
+    def _can_skip(self, cotangents: Tensor) -> bool:
+        """Whether they are all zero, so that the backward pass can be left out. Never in lockstep."""
         return not self._lockstep and not bool(cotangents.count_nonzero())
 
     def _backward(
@@ -281,8 +286,8 @@ def reward_gradients(
     """Per-reward gradients of one batch: slope [N], base [N], advantages [N, J] -> g [J, P], shared [P], products.
 
     J may exceed the number of rewards: further columns are probes. ``halves`` [N] of 0 or 1 says which half of the
-    prompt groups a sample belongs to; without it ``cross`` is None. "fused" needs `fuse(model)` before the forward
-    pass: parameters of layers that were not prepared cost one pass for each column, and are listed in ``by_passes``.
+    prompt groups a sample belongs to; without it ``cross`` is None. For "fused" call `fuse(model)` before the forward
+    pass. Parameters that no fused layer supports cost one pass per column, and are listed in ``by_passes``.
     """
     if slope.ndim != 1 or advantages.ndim != 2 or len(advantages) != len(slope):
         raise ValueError(

@@ -1,17 +1,17 @@
 """All per-reward gradients from one backward pass (docs/method.md, section 4).
 
-The cotangent of sample i under advantage column j is A_ij s_i, with s_i = d slope_i / d v. Back-propagation is linear
-in the cotangent and samples do not mix, so at a linear layer y = x W^T with input x [B, ..., in]
+For advantage column j, the cotangent of sample i is A_ji s_i, with s_i = d slope_i / d v. Back-propagation is linear in
+the cotangent, and the samples of a batch do not interact. So at a linear layer y = x W^T with input x [B, ..., in]
 
-    dW_j = sum_i A_ij P_i,      P_i = sum over the tokens of grad_y_i^T x_i  under the cotangent s.
+    dW_j = sum_i A_ji P_i,      P_i = sum over the tokens of grad_y_i^T x_i  under the cotangent s.
 
-One pass over s gives every P_i, hence all J gradients; each layer adds its weighted P_i and frees them. This happens
-in the
-layers' own backward functions, not in hooks, so activation checkpointing, autocast and dropout work as usual.
+P_i is the gradient of slope_i. One backward pass with the cotangent s gives every P_i. Each layer adds sum_i A_ji P_i
+to the J gradients and frees the P_i. The layers do this in their own backward functions, not in hooks, so activation
+checkpointing, autocast and dropout work as usual.
 
-What these layers do not support (DoRA's products of weights, convolutions, a leading dimension that is not the sample)
-comes out of the same backward pass as an ordinary gradient. The caller sees it there and
-computes it with one backward pass per column, so no gradient is lost.
+These layers do not support DoRA's products of weights, convolutions, and inputs whose leading dimension is not the
+sample. The same backward pass returns ordinary gradients for such parameters. That tells the caller to compute them
+with one backward pass per column.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 SCRATCH = 1 << 24
-"""Maximum number of elements of per-sample gradients that a layer holds at once."""
+"""Most elements of per-sample gradients that a layer holds at once"""
 
 
 def fuse(model: nn.Module) -> int:
@@ -43,11 +43,11 @@ def fuse(model: nn.Module) -> int:
     return fused
 
 
-class Mixing:
-    """Receives sum_i A_ij P_i from the fused layers during a backward pass.
+class ColumnSums:
+    """Collects sum_i A_ji P_i, for each column j, from the fused layers during a backward pass.
 
-    ``columns`` pairs coefficients A^T [J, B] with the rows [J, P] of a flat buffer that they are added to. If it is
-    empty, the gradients of fused layers are discarded and only unsupported parameters get one.
+    ``columns``: pairs of advantages [J, B] and the buffer [J, P] that their gradients are added to (P: number of
+    parameters). If it is empty, fused layers discard their gradients, and only unsupported parameters get one.
     """
 
     def __init__(self, params: Sequence[Tensor], batch: int, columns: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -62,27 +62,27 @@ class Mixing:
     @contextmanager
     def during_backward(self) -> Iterator[None]:
         """Fused layers use this object in backward passes inside the block, on every autograd thread."""
-        global _mixing
+        global _active_sums
         with _ONE_AT_A_TIME:
-            _mixing = self
+            _active_sums = self
             try:
                 yield
             finally:
-                _mixing = None
+                _active_sums = None
 
-    def serves(self, parameter: int | None, grad_output: Tensor) -> bool:
-        """Whether a parameter is one of ``params``, and the layer's leading dimension is the sample."""
+    def supports(self, parameter: int | None, grad_output: Tensor) -> bool:
+        """Whether the parameter is one of ``params``, and the leading dimension has the size of the batch."""
         return parameter in self._places and grad_output.ndim > 1 and len(grad_output) == self.batch
 
     def add(self, parameter: int, per_sample: Tensor, first: int = 0) -> None:
-        """Add the weighted per-sample gradients [b, n]; the first of them belongs to sample ``first``."""
+        """Add per-sample gradients [b, n] of samples ``first``, ``first + 1``, ..., weighted by the advantages."""
         place = self._places[parameter]
-        for coefficients, rows in self._columns:
-            part = coefficients[:, first : first + len(per_sample)]
+        for advantages, rows in self._columns:
+            part = advantages[:, first : first + len(per_sample)]
             rows[:, place].addmm_(part.to(rows), per_sample.to(rows))
 
 
-_mixing: Mixing | None = None
+_active_sums: ColumnSums | None = None
 # Not a thread-local: autograd runs the backward pass of each GPU on a thread of its own.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -108,32 +108,32 @@ class _Linear(torch.autograd.Function):
         grad_x = grad_weight = grad_bias = None
         if needs_x:
             grad_x = (grad_y @ weight).to(x_dtype)
-        mixing = _mixing
+        sums = _active_sums
         if needs_weight:
-            if mixing is not None and mixing.serves(weight_key, grad_y):
-                _mix_products(mixing, weight_key, grad_y, x)
+            if sums is not None and sums.supports(weight_key, grad_y):
+                _add_products(sums, weight_key, grad_y, x)
             else:
                 grad_weight = (grad_y.flatten(0, -2).T @ x.flatten(0, -2)).to(weight_dtype)
         if needs_bias:
-            if mixing is not None and mixing.serves(bias_key, grad_y):
-                mixing.add(bias_key, grad_y.reshape(len(grad_y), -1, grad_y.shape[-1]).sum(1))
+            if sums is not None and sums.supports(bias_key, grad_y):
+                sums.add(bias_key, grad_y.reshape(len(grad_y), -1, grad_y.shape[-1]).sum(1))
             else:
                 grad_bias = grad_y.flatten(0, -2).sum(0).to(bias_dtype)
         return grad_x, grad_weight, grad_bias
 
 
-def _mix_products(mixing: Mixing, parameter: int, grad_y: Tensor, x: Tensor) -> None:
-    """P_i = grad_y_i^T x_i, for as many samples at once as the scratch space holds."""
+def _add_products(sums: ColumnSums, parameter: int, grad_y: Tensor, x: Tensor) -> None:
+    """Add P_i = grad_y_i^T x_i, for at most `SCRATCH` elements at once."""
     rows_y = grad_y.reshape(len(grad_y), -1, grad_y.shape[-1])
     rows_x = x.reshape(len(x), -1, x.shape[-1])
     at_once = max(1, SCRATCH // (rows_y.shape[-1] * rows_x.shape[-1]))
     for first in range(0, len(rows_y), at_once):
         some = slice(first, first + at_once)
-        mixing.add(parameter, torch.bmm(rows_y[some].transpose(1, 2), rows_x[some]).flatten(1), first)
+        sums.add(parameter, torch.bmm(rows_y[some].transpose(1, 2), rows_x[some]).flatten(1), first)
 
 
 class _Affine(torch.autograd.Function):
-    """x * weight + bias over the trailing dimensions, as norm layers end."""
+    """x * weight + bias over the trailing dimensions: the last operation of a norm layer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -148,13 +148,13 @@ class _Affine(torch.autograd.Function):
         needs_x, *needs = ctx.needs_input_grad
         grad_x = (grad_y * weight).to(x.dtype) if needs_x else None
         grads: list[Tensor | None] = [None, None]
-        mixing = _mixing
+        sums = _active_sums
         for i, key in enumerate(ctx.keys):
             if not needs[i]:
                 continue
             terms = grad_y * x if i == 0 else grad_y
-            if mixing is not None and terms.ndim > weight.ndim and mixing.serves(key, terms):
-                mixing.add(key, terms.reshape(len(terms), -1, weight.numel()).sum(1))
+            if sums is not None and terms.ndim > weight.ndim and sums.supports(key, terms):
+                sums.add(key, terms.reshape(len(terms), -1, weight.numel()).sum(1))
             else:
                 grads[i] = terms.reshape(-1, *weight.shape).sum(0).to(weight.dtype)
         return grad_x, *grads

@@ -1,21 +1,22 @@
-"""Products of gradients, plain or in the metric of the optimizer.
+"""Inner products of gradients, Euclidean or in the metric of the optimizer.
 
-AdamW does not step along -d. Up to momentum it steps along -P^-1 d, with P = diag(sqrt(v_hat) + eps), so that to first
-order the loss of reward k changes by -g_k^T P^-1 d. In the inner product
+AdamW does not step along -d. Up to momentum it steps along -P^-1 d. P = diag(sqrt(v_hat) + eps) is its preconditioner.
+(In shapes, [P] is the number of parameters.) To first order, this step changes the loss of reward k by -g_k^T P^-1 d.
+Up to its sign, that is an inner product of g_k and d:
 
     <a, b> = a^T P^-1 b                                                     (docs/method.md, section 7)
 
-this is a product like any other: unit length, the min-norm point and its guarantee hold for the step that is taken once
-the Gram matrix is that of the P^-1/2 g_k. An experiment, ours: ``balance.metric: adam``.
+So the balancing rule works on the Gram matrix of this product, which is that of the vectors P^-1/2 g_k. Its guarantee
+then holds for the step that AdamW takes, not for a step along -d. This is our experiment: ``balance.metric: adam``.
 
-Decided here: P is what AdamW divides by in this very step, so v takes in this batch, as AdamW does before it divides.
-Its gradient depends on the coefficients that are being looked for; in its place stands a size that does not,
+Our choice of P: AdamW updates v with the gradient of the step before it divides by sqrt(v). That gradient depends on
+the coefficients, which are not known yet. We put u in its place, which does not depend on them. For each parameter:
 
     u^2 = mean_k g_k^2 + shared^2 ,        v' = b2 v + (1 - b2) u^2 ,        P = diag(sqrt(v'_hat) + eps)
 
-by parameter. Before the first step, when there is no v, P is u alone; a parameter that had no gradient so far (half of
-a fresh LoRA has none in its first step) is divided by its own size, not by eps. A sum of the g_k would not do: where
-they cancel it is next to nothing, and rounding errors would decide.
+Before the first step v is 0, and P is u (+ eps). A parameter whose gradients were all 0 so far (half of a fresh LoRA in
+its first step) is thus divided by about the size of its own gradient, not by eps. The sum of the g_k would not do for
+u: where the g_k cancel, it is almost 0, and rounding errors would decide.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from torch import Tensor
 from marble_rl.types import HALVES
 
 _CHUNK = 1 << 14
-"""Parameters at a time; small enough that the float64 copy stays in the processor's cache."""
+"""Parameters at a time; few enough that the float64 copy stays in the processor's cache"""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How to find P once a batch's gradients are there."""
+    """How to compute P from the gradients of a batch."""
 
     rewards: int
-    """How many of the columns, the first ones, are rewards; others are probes."""
+    """Number of columns that are rewards. They come first; the others are probes."""
     diagonal: Callable[[Tensor], Tensor]
-    """Size u of a gradient [P] -> diag P [P], all of it positive: `Updater.preconditioner`."""
+    """From u [P] to the diagonal of P [P], all positive: `Updater.preconditioner`"""
 
     def of_scaled(self, scale: float) -> Metric:
-        """The same P where all gradients come ``scale`` times as large."""
+        """The same P from gradients that are ``scale`` times as large."""
         return self if scale == 1.0 else Metric(self.rewards, lambda size: self.diagonal(size / scale))
 
 
@@ -53,12 +54,12 @@ class Products:
     gram: Tensor
     """[J, J]"""
     cross: Tensor | None
-    """[J, J]: unbiased, or None where one half of the batch holds no samples."""
+    """[J, J]: unbiased products; None if one half of the batch has no samples"""
     half_gram: Tensor | None
-    """[2, 2, J, J]: of the halves' own gradients."""
+    """[2, 2, J, J]: products of the two halves' gradients; None if one half has no samples"""
 
     def first(self, k: int) -> Products:
-        """Of the first k gradients alone."""
+        """The products of the first k gradients."""
         cross, half_gram = self.cross, self.half_gram
         return Products(
             self.gram[:k, :k],
@@ -85,7 +86,8 @@ def gradient_size(rewards: Iterable[Tensor], shared: Tensor) -> Tensor:
 
 
 def mean_products(sums: Tensor, rows: list[int]) -> Products:
-    """Of the means, from [2, 2, J, J] products of sums over the ``rows`` of each half."""
+    """Products of mean gradients, from the products [2, 2, J, J] of the two halves' summed gradients. ``rows``: the
+    number of rows of each half."""
     gram = sums.sum((0, 1)) / sum(rows) ** 2
     if not all(rows) or not len(gram):
         return Products(gram, None, None)
@@ -95,7 +97,8 @@ def mean_products(sums: Tensor, rows: list[int]) -> Products:
 
 
 def half_products(first: Tensor, second: Tensor, diagonal: Tensor | None = None) -> Tensor:
-    """[2, 2, J, J] float64: products of the rows of ``first`` and ``second`` [J, P]; plain without ``diagonal`` [P]."""
+    """[2, 2, J, J] float64: products of the rows of ``first`` and ``second`` [J, P]. With ``diagonal`` [P], in the
+    metric; without it, Euclidean."""
     rows = len(first)
     products = torch.zeros(HALVES, HALVES, rows, rows, dtype=torch.float64, device=first.device)
     for a, b in zip(_pieces(first, diagonal), _pieces(second, diagonal), strict=True):
@@ -107,7 +110,8 @@ def half_products(first: Tensor, second: Tensor, diagonal: Tensor | None = None)
 
 
 def gram(g: Tensor, diagonal: Tensor | None = None) -> Tensor:
-    """[J, J] float64 of the rows of ``g`` [J, P]; plain without ``diagonal`` [P]."""
+    """[J, J] float64: Gram matrix of the rows of ``g`` [J, P]. With ``diagonal`` [P], in the metric; without it,
+    Euclidean."""
     products = torch.zeros(len(g), len(g), dtype=torch.float64, device=g.device)
     for piece in _pieces(g, diagonal):
         products.addmm_(piece, piece.T)
@@ -115,7 +119,7 @@ def gram(g: Tensor, diagonal: Tensor | None = None) -> Tensor:
 
 
 def _pieces(g: Tensor, diagonal: Tensor | None) -> Iterator[Tensor]:
-    """[J, <= chunk] float64: stretches of P^-1/2 g."""
+    """Blocks [J, <= _CHUNK] float64 of P^-1/2 g, or of g without ``diagonal``."""
     for start in range(0, g.shape[1], _CHUNK):
         piece = g[:, start : start + _CHUNK].to(torch.float64)
         yield piece if diagonal is None else piece / diagonal[start : start + _CHUNK].to(torch.float64).sqrt()

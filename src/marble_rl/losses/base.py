@@ -22,18 +22,18 @@ from marble_rl.section import Section, SectionClass
 
 
 class LossSettings(Section):
-    """What all losses have in common."""
+    """Settings of all losses."""
 
     type: str
     adv_clip: PositiveFloat = 5.0
-    """A_max: each advantage is clamped to +-A_max before anything else happens to it."""
+    """A_max: advantages are clamped to +-A_max, those of each reward before a balancing rule combines them."""
     kl_weight: NonNegativeFloat = 1e-4
-    """Weight of the KL term to the reference model (no adapter); 0 also saves its forward pass."""
+    """Weight of the KL term to the reference policy (the model without adapter). 0 also saves its forward pass."""
     regularize_every: PositiveInt = 1
-    """Lazy regularisation: for m, compute the KL term (in refreshes also base) on one in m micro-batches, times m.
-    The same update in expectation, with fewer forward and backward passes."""
+    """Lazy regularisation: with m, one in m micro-batches computes the KL term (in refreshes also base), multiplied by
+    m. The expected update is the same, with fewer forward and backward passes."""
     timestep_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
-    """Fraction of the sampling timesteps to train on, noisiest first, rounded down (the last have little noise)."""
+    """Fraction of the sampling timesteps to train on, noisiest first; their number is rounded down."""
     timesteps_per_sample: PositiveInt | None = None
     """Number of these timesteps to train each image on, drawn anew in each step; null trains on all."""
 
@@ -49,23 +49,23 @@ class AffineLoss:
     """Per-sample losses that are affine in the clamped advantage: l(A) = base + A * slope."""
 
     base: Tensor
-    """[N]: the same for every reward; its gradient is the shared part of the update."""
+    """[N]: the loss at advantage 0. It is the same for every reward; its gradient is the shared part of the update."""
     slope: Tensor
-    """[N]: what a unit of advantage adds."""
+    """[N]: the derivative of the loss by the advantage."""
 
 
 @dataclass(frozen=True)
 class Noised:
-    """Clean latents of a rollout at one noise level each: x_t = (1 - t) x0 + t e."""
+    """Latents of a rollout with noise added, each at its own noise level: x_t = (1 - t) x0 + t e."""
 
     x0: Tensor
-    """[N, ...]"""
+    """[N, ...]: clean latents"""
     noise: Tensor
     """[N, ...]: e"""
     x_t: Tensor
     """[N, ...]"""
     t: Tensor
-    """[N] in [0, 1]"""
+    """[N] in [0, 1]: noise levels (sigma)"""
 
 
 class Loss(ABC):
@@ -78,7 +78,8 @@ class Loss(ABC):
         self.settings = settings
 
     def levels(self, sigmas: Tensor) -> Tensor:
-        """[M]: the noise levels to train on. ``sigmas`` [T + 1]: levels of the rollout, descending to 0."""
+        """The noise levels to train on, some of ``sigmas`` [T + 1]: the noise levels of the rollout, descending to
+        0."""
         noisy = sigmas[:-1]
         return noisy[: max(1, int(self.settings.timestep_fraction * len(noisy)))]
 
@@ -93,7 +94,8 @@ class Loss(ABC):
 
     @abstractmethod
     def terms(self, v_theta: Tensor, v_old: Tensor | None, sample: Noised) -> AffineLoss:
-        """The loss of velocity predictions [N, ...] of the trained policy and, where `needs_old`, of the old one."""
+        """The losses of the trained policy's velocity predictions [N, ...]. ``v_old``: those of the old policy, if
+        `needs_old` says so."""
 
 
 def reference_divergence(v_theta: Tensor, v_ref: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
-from marble_rl.gradients.fused import Mixing
+from marble_rl.gradients.fused import ColumnSums
 from marble_rl.losses.base import Loss, Noised
 from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.allocations import Allocations
@@ -203,7 +203,7 @@ def _training(model: PipelineModel, loss: Loss, rows: int, shape: tuple[int, ...
         v = _predict(model, x_t, sample.t)
         terms = loss.terms(v, v, sample)
         if columns:
-            with Mixing(params, rows, [(torch.empty(columns, rows), buffer)]).during_backward():
+            with ColumnSums(params, rows, [(torch.empty(columns, rows), buffer)]).during_backward():
                 torch.autograd.grad(terms.slope, params, torch.ones(rows), retain_graph=True, allow_unused=True)
         else:
             torch.autograd.grad(terms.base + terms.slope, params, torch.ones(rows), allow_unused=True)

@@ -35,7 +35,7 @@ class MicroBatch:
         self.size = min(FIRST, samples) if setting == "auto" else setting
         self._say = say
 
-    def applied(self, compute: Callable[[int], T]) -> T:
+    def with_retries(self, compute: Callable[[int], T]) -> T:
         """``compute(size)``, tried with smaller and smaller sizes until it fits into memory."""
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Stage 2: draw a group of images for each prompt from the old policy."""
+"""Stage 2: sample a group of images for each prompt from the old policy."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def roll_out(
     lockstep: bool = False,
     on_group: Callable[[Tensor], None] = lambda images: None,
 ) -> Rollout:
-    """Sample rollout number ``index``. Noise is drawn per (rollout, slot, sample), batches have a fixed shape.
+    """Sample rollout number ``index``. Noise is seeded by (rollout, slot, sample), and batches have a fixed shape.
 
-    ``drawn``: all groups of the rollout, where ``groups`` are only this rank's share. ``on_group`` is called with each
-    group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they are decoded.
-    ``lockstep``: a latent or pixel that is not finite, or an error of ``on_group``, is raised only after all groups
-    are sampled, because the other ranks wait for this rank's forward passes.
+    ``groups``: the groups that this rank samples. ``drawn``: the groups of all ranks; None: the same. ``on_group`` is
+    called with each group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they are
+    decoded. ``lockstep``: a latent or pixel that is not finite, or an error of ``on_group``, is raised only after all
+    groups are sampled, because the other ranks wait for this rank's forward passes.
     """
     shape = model.latent_shape(config.height, config.width, config.frames)
     sigmas = model.sigmas(config.steps, shape)
@@ -53,7 +53,7 @@ def roll_out(
             )
             row = conditioning.rows(slice(place, place + 1))
             parts = [
-                draw(model, part, row.repeat(len(part)), sigmas, config.solver)
+                try_sample(model, part, row.repeat(len(part)), sigmas, config.solver)
                 for part in noise.split(config.images_at_once)
             ]
             latents.append(torch.cat([part.latents for part in parts]))
@@ -73,15 +73,15 @@ def sample(
     model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver
 ) -> tuple[Tensor, Tensor]:
     """Clean latents [B, ...] and uint8 images [B, H, W, 3] or videos, sampled with the active adapter."""
-    drawn = draw(model, noise, conditioning, sigmas, solver)
-    drawn.raise_failure()
-    return drawn.latents, drawn.images
+    sampled = try_sample(model, noise, conditioning, sigmas, solver)
+    sampled.raise_failure()
+    return sampled.latents, sampled.images
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """The result of sampling, with its error if it failed: in lockstep a rank must not raise at once
-    (`World.lockstep`)."""
+class Sampled:
+    """Sampled latents and images, and the error if sampling failed. The error is kept, not raised, because in lockstep
+    a rank must go on with its passes (`World.lockstep`)."""
 
     latents: Tensor
     """[B, ...]"""
@@ -96,11 +96,13 @@ class Drawn:
 
 
 @torch.no_grad()
-def draw(model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver) -> Drawn:
-    """As ``sample``, but a failure is returned, not raised."""
+def try_sample(
+    model: DiffusionModel, noise: Tensor, conditioning: Conditioning, sigmas: Tensor, solver: Solver
+) -> Sampled:
+    """Like ``sample``, but a failure is returned in the result and not raised."""
     x0 = solve_ode(lambda x, sigma: model.velocity(x, sigma, conditioning), noise.to(model.device), sigmas, solver)
     failure = None if torch.isfinite(x0).all() else NonFinite(DIVERGED)
     try:
-        return Drawn(x0, model.decode(x0), failure)
+        return Sampled(x0, model.decode(x0), failure)
     except NonFinitePixels as undecoded:
-        return Drawn(x0, undecoded.images, failure or NonFinite(UNDECODED))
+        return Sampled(x0, undecoded.images, failure or NonFinite(UNDECODED))

@@ -1,4 +1,4 @@
-"""Settings of sampling and of the sampling policy."""
+"""Settings of sampling and of the old policy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from marble_rl.section import Fraction, Section
 
 
 class OldPolicyConfig(Section):
-    """After each rollout: old <- d old + (1 - d) current, d = min(uprate * max(step - flat, 0), uphold)."""
+    """After each rollout: old <- d old + (1 - d) trained, d = min(uprate * max(step - flat, 0), uphold)."""
 
     flat: Annotated[int, Field(ge=0)] = 0
-    """Steps during which the old policy is the current one."""
+    """Steps during which d is 0: the old policy becomes a copy of the trained one after each rollout."""
     uprate: NonNegativeFloat = 0.001
     """Growth of d per step after that."""
     uphold: Fraction = 0.5
@@ -28,7 +28,7 @@ OLD_POLICY_PRESETS = {
 
 
 class RolloutConfig(Section):
-    """Sampling from the old policy. There is no classifier-free guidance: NFT trains the model to do without it."""
+    """Sampling from the old policy, without classifier-free guidance: DiffusionNFT does not need it."""
 
     groups: PositiveInt = 48
     """Prompts in a rollout."""
@@ -43,14 +43,14 @@ class RolloutConfig(Section):
     width: PositiveInt | None = None
     """Image width in pixels; null takes the model's own."""
     frames: PositiveInt | None = None
-    """Frames of a video, for Wan 1 more than a multiple of 4; null takes the model's own. Image models refuse it."""
+    """Frames of a video (for Wan 4 n + 1); null takes the model's own. An error with an image model."""
     batch_size: PositiveInt | None = None
     """Images sampled at a time; must divide group_size. null samples a whole group at once."""
     updates: PositiveInt = 1
     """Optimizer updates per rollout; must divide groups."""
     old_policy: Literal["on_policy", "default", "slow"] | OldPolicyConfig = "default"
-    """How the sampling policy follows the trained one: `on_policy` (0, 0, 0), `default` (0, 0.001, 0.5),
-    `slow` (75, 0.0075, 0.999), or a mapping with flat, uprate and uphold."""
+    """How the old policy, which samples, follows the trained one: a mapping with flat, uprate and uphold, or a preset.
+    Presets (flat, uprate, uphold): `on_policy` (0, 0, 0), `default` (0, 0.001, 0.5), `slow` (75, 0.0075, 0.999)."""
 
     @property
     def old_policy_decay(self) -> OldPolicyConfig:

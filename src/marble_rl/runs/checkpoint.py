@@ -1,10 +1,10 @@
 """Checkpoints that survive a crash at any moment, and exact resumption.
 
-A checkpoint is written into a folder with a temporary name. The manifest, with the digest of every file, is written
-last. Then the folder is renamed to its final name, `step-N`. An older folder of that name is renamed to
-`.step-N.aside` before that; if a crash comes between the two renames, the older folder is read. A folder whose
-manifest is missing or does not match is reported and skipped, and the checkpoint before it is used. No state of random
-generators is saved: randomness follows from the step (see seeding.py).
+A checkpoint is written into a folder with a temporary name. The manifest, with the SHA-256 digest of every file, is
+written last. Then the folder is renamed to its final name, `step-N`. An older folder of that name is renamed to
+`.step-N.aside` before that; if a crash comes between the two renames, the older folder is read. A folder whose manifest
+is missing or does not match is reported and skipped, and the checkpoint before it is used. No state of random
+generators is saved: everything random is seeded by the step (see seeding.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Checkpoint:
     """`default/...`, `old/...` and `ema/...`"""
     optimizer: dict[str, Tensor]
     state: dict[str, Any]
-    """Small JSON values, such as coefficients and signal."""
+    """Small JSON values, such as the coefficients and the signal"""
     made_by: str | None = None
     """Version of marble that wrote it, if the manifest names one"""
 
@@ -169,4 +169,4 @@ def _by(version: str | None) -> str:
 
 
 class DamagedCheckpoint(Exception):
-    """Why a checkpoint cannot be used."""
+    """A checkpoint is incomplete or damaged; the message says how."""

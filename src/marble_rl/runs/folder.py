@@ -26,9 +26,9 @@ from marble_rl.storage import storage_errors, write_bytes
 IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
 """Sections that define a run: with another value it is another run, which `--resume` refuses."""
 FREE = ("evaluation", "logging")
-"""Sections that do not touch the weights."""
+"""Sections that do not affect the weights: they may change on `--resume`."""
 FREE_KEYS = ("trainer.steps", "prompts.heldout*", *WITHOUT_EFFECT)
-"""Further keys that do not touch the weights of the steps made so far."""
+"""Further keys that do not affect the weights of the steps done so far"""
 CHANGEABLE_KEYS = (
     "rewards.*.clip*",
     "rewards.*.schedule*",
@@ -44,7 +44,7 @@ CHANGEABLE_KEYS = (
 """Keys of the `IDENTITY` sections that may change on `--resume`: bounds on a reward that was exploited, and settings
 that help against an out-of-memory error."""
 LOCK = ".lock"
-"""File that is locked while a process trains in the folder; holds the name of its machine."""
+"""File that is locked while a process trains in the folder; contains the host name of the process."""
 
 
 class RunFolder:
@@ -80,7 +80,7 @@ class RunFolder:
                 "the run does not say which version made it" if version is None else f"marble {version} made the run"
             )
             raise InputError(
-                f"{self.path}: its config is not one that this version of marble ({__version__}) reads; {maker}. Use "
+                f"{self.path}: this version of marble ({__version__}) cannot read its config; {maker}. Use "
                 f"the version that made it, or fix the key in config.json. {error}"
             ) from None
         return load_config(self.config, overrides)
@@ -114,8 +114,8 @@ class RunFolder:
     def opened(self, config: RunConfig, world: World) -> Iterator[None]:
         """Create the folder, lock it and save the resolved config; rank 0 does this for all ranks.
 
-        If an `InputError` ends the block before a new checkpoint was written, the folder is as before: without the
-        files of a run that never started, or with the earlier config of one that did not continue.
+        If an `InputError` ends the block before a new checkpoint is written, the folder is restored. A new run's files
+        are removed. A resumed run gets its earlier config back.
         """
         before = set(self.path.iterdir()) if self.path.is_dir() else None
         config_before = self.config.read_bytes() if self.exists else None
@@ -138,7 +138,7 @@ class RunFolder:
                 raise
 
     def _remove_except(self, before: set[Path] | None) -> None:
-        """Remove everything that was not there ``before``; None: the folder was not there either."""
+        """Remove all entries that are not in ``before``; None: remove the folder, which did not exist before."""
         if before is None:
             shutil.rmtree(self.path)
             return
@@ -165,7 +165,8 @@ class RunFolder:
         return lock
 
     def in_use(self) -> bool | None:
-        """Whether a process is training in it; None if unknown: an older run, or one on another machine."""
+        """Whether a process is training in this folder; None if unknown (a run of an older version, or another
+        machine)."""
         try:
             with open(self.path / LOCK) as lock:
                 if lock.read() != socket.gethostname():
@@ -179,7 +180,7 @@ class RunFolder:
 
 
 def _lock(file: IO[str]) -> bool:
-    """Lock the file; retried for a moment, because `in_use` locks it for an instant."""
+    """Lock the file. Tries three times, because `in_use` of another process holds the lock for a moment."""
     for pause in (0.05, 0.05, 0.0):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,7 +192,7 @@ def _lock(file: IO[str]) -> bool:
 
 
 def _is_free(key: str) -> bool:
-    """Whether a key may change without making it another run."""
+    """Whether a key does not affect the weights of the steps done so far."""
     return key.split(".")[0] in FREE or matches(key, FREE_KEYS)
 
 

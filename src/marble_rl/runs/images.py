@@ -1,4 +1,4 @@
-"""Image files: grids of images, or of three frames of each video, with their prompts; comparisons; single samples."""
+"""Image files: grids with prompts (of a video, three frames), comparisons with scores, and single samples."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ LINE = 14
 STILLS = 3
 """How many frames of a video a grid shows: the first, the middle and the last one."""
 FRAMES_PER_SECOND = 16
-"""That of Wan."""
+"""Frame rate of saved videos: Wan's"""
 ROWS = "marble-rows"
-"""Text chunk in a grid's PNG with its prompts and the size of its tiles, from which `grid_rows` cuts it up."""
+"""Name of the PNG text chunk with a grid's prompts and tile size, which `grid_rows` reads."""
 
 
 def image_grid(rows: Sequence[tuple[str, Tensor]], tile: int = MIN_TILE) -> Image.Image:
     """A grid with one captioned row of images [B, H, W, 3] or videos [B, F, H, W, 3], uint8, per entry.
 
-    Small images are enlarged. `grid_rows` cuts it into rows again.
+    Small images are enlarged. `grid_rows` gets the rows back from the grid.
     """
     size = max(tile, max(images.shape[-3] for _, images in rows))
     columns = max(len(images) for _, images in rows)
@@ -45,7 +45,7 @@ def image_grid(rows: Sequence[tuple[str, Tensor]], tile: int = MIN_TILE) -> Imag
         top = MARGIN + r * row_height
         draw.text((MARGIN, top), _fit(caption, grid.width - 2 * MARGIN, draw, font), fill="black", font=font)
         for c, pixels in enumerate(images):
-            grid.paste(_enlarged(pixels, size), (MARGIN + c * column, top + CAPTION + MARGIN))
+            grid.paste(_resized(pixels, size), (MARGIN + c * column, top + CAPTION + MARGIN))
     grid.info[ROWS] = json.dumps({"prompts": [caption for caption, _ in rows], "tile": size})
     return grid
 
@@ -76,7 +76,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Card:
-    """Pictures of one prompt side by side; the others are compared with the first."""
+    """Images of one prompt side by side. The scores of the others are compared with those of the first."""
 
     prompt: str
     pictures: tuple[Picture, ...]
@@ -104,7 +104,7 @@ def _draw_card(sheet: Image.Image, card: Card, corner: tuple[int, int], width: i
     for i, picture in enumerate(card.pictures):
         x, y = left + i * (_panels(picture.pixels) * tile + MARGIN), top + LINE + 2
         draw.text((x, y), picture.label, fill="dimgray", font=small)
-        sheet.paste(_enlarged(picture.pixels, tile), (x, y + LINE))
+        sheet.paste(_resized(picture.pixels, tile), (x, y + LINE))
         for line, (name, score) in enumerate(picture.scores.items()):
             before = card.pictures[0].scores.get(name, score)
             colour = "dimgray" if abs(score - before) < 0.005 else "green" if score > before else "firebrick"
@@ -113,14 +113,14 @@ def _draw_card(sheet: Image.Image, card: Card, corner: tuple[int, int], width: i
 
 
 def _panels(pixels: Tensor) -> int:
-    """Tiles that a sample takes side by side."""
+    """Number of tiles of a sample: 1 for an image, `STILLS` for a video."""
     return STILLS if pixels.ndim == 4 else 1
 
 
-def _enlarged(pixels: Tensor, size: int) -> Image.Image:
-    """An image [H, W, 3] to fit a tile, or the stills of a video [F, H, W, 3] side by side."""
+def _resized(pixels: Tensor, size: int) -> Image.Image:
+    """An image [H, W, 3] resized to fit a tile, or frames of a video [F, H, W, 3] side by side."""
     if pixels.ndim == 4:
-        stills = [_enlarged(pixels[i * (len(pixels) - 1) // (STILLS - 1)], size) for i in range(STILLS)]
+        stills = [_resized(pixels[i * (len(pixels) - 1) // (STILLS - 1)], size) for i in range(STILLS)]
         strip = Image.new("RGB", (sum(still.width for still in stills), stills[0].height))
         for i, still in enumerate(stills):
             strip.paste(still, (i * still.width, 0))
@@ -141,7 +141,7 @@ def save_sample(pixels: Tensor, path: Path, then: str = RESUME) -> Path:
         save_image(Image.fromarray(pixels.numpy()), file, then)
     else:
         file = _unused(path.with_name(f"{path.name}.webp"))
-        save_small(pixels, file, then)
+        save_webp(pixels, file, then)
     return file
 
 
@@ -151,8 +151,8 @@ def _unused(file: Path) -> Path:
     return next(name for name in itertools.chain([file], further) if not name.exists())
 
 
-def save_small(pixels: Tensor, path: Path, then: str = RESUME) -> None:
-    """Write an image [H, W, 3] or a video [F, H, W, 3] as WebP: a tenth of a PNG's size, with slight losses."""
+def save_webp(pixels: Tensor, path: Path, then: str = RESUME) -> None:
+    """Write an image [H, W, 3] or a video [F, H, W, 3] as lossy WebP, about a tenth of a PNG's size."""
     frames = pixels if pixels.ndim == 4 else pixels[None]
     first, *others = (Image.fromarray(frame) for frame in frames.numpy())
     animation = {"save_all": True, "append_images": others, "duration": round(1000 / FRAMES_PER_SECOND), "loop": 0}

@@ -44,7 +44,8 @@ class Journal:
         console: Console,
         step: int,
     ) -> None:
-        """``step``: updates done. Lines of later steps, from before a crash, are dropped: those steps come again."""
+        """``step``: updates done. Lines of later steps, logged before a crash, are dropped: those steps are run
+        again."""
         self._config = config
         self._folder = folder
         self._world = world
@@ -56,9 +57,9 @@ class Journal:
         self._trackers = Trackers(tracker_settings(config, world), folder.path, config, step, logged, say)
         self.display = Display(console, config.trainer.steps, step, config.trained_rewards, config.logging.print_every)
         self._counts = scorer.counts()
-        """What each reward had done when the last line was logged."""
+        """Counts of each reward when the last line was logged"""
         self._collective_seconds = world.collective_seconds
-        """Time spent in collectives up to then."""
+        """Time spent in collectives when the last line was logged"""
         self._open = ExitStack()
 
     def __enter__(self) -> Journal:
@@ -81,9 +82,9 @@ class Journal:
             self._file.append(step, metrics)
         self.display.step_done(step + 1, metrics)
 
-    def show(self, rollout: Rollout, step: int) -> None:
-        """Write a grid of images of the rollout that update ``step`` trains on, if one of the rollout's updates is due
-        for one."""
+    def save_images(self, rollout: Rollout, step: int) -> None:
+        """Write a grid of the rollout's images to samples/ and the trackers, if `images_every` falls on one of its
+        updates. ``step``: any of its updates."""
         every, updates = self._config.logging.images_every, self._config.rollout.updates
         first = step - step % updates
         if every is not None and any(s % every == 0 for s in range(first, first + updates)):
@@ -93,7 +94,7 @@ class Journal:
             self._trackers.image(first, grid)
 
     def _scoring(self) -> Metrics:
-        """What the rewards of all ranks did since the last line."""
+        """Metrics of the reward calls of all ranks since the last line."""
         counts = self._scorer.counts()
         since = {name: now.since(self._counts[name]) for name, now in counts.items()}
         self._counts = counts
@@ -107,7 +108,7 @@ class Journal:
 
 
 def scoring_metrics(counts: Mapping[str, Counts]) -> Metrics:
-    """Metrics of what each reward did; none for rewards that were not called."""
+    """Metrics of each reward's calls; none for rewards that were not called."""
     metrics: Metrics = {}
     for name, done in counts.items():
         if done.calls:
@@ -120,7 +121,7 @@ def scoring_metrics(counts: Mapping[str, Counts]) -> Metrics:
 
 
 def summed_counts(parts: Sequence[Mapping[str, Counts]]) -> dict[str, Counts]:
-    """The sum over ranks of what each reward did."""
+    """Each reward's counts, summed over ranks."""
     first, *others = parts
     return {
         name: Counts(**{key: value + sum(getattr(o[name], key) for o in others) for key, value in vars(done).items()})
@@ -129,7 +130,7 @@ def summed_counts(parts: Sequence[Mapping[str, Counts]]) -> dict[str, Counts]:
 
 
 def draw_grid(rollout: Rollout, world: World, path: Path) -> None:
-    """Write a grid with some images of some groups of all ranks, each group under its prompt."""
+    """Write a grid of images: a few groups from all ranks, a row for each, under its prompt."""
     chosen = rollout.drawn[:: max(1, len(rollout.drawn) // GRID_PROMPTS)][:GRID_PROMPTS]
     size, slots = rollout.group_size, {group.slot for group in chosen}
     own = {

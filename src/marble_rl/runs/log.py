@@ -25,7 +25,7 @@ from marble_rl.storage import storage_errors, write_bytes
 from marble_rl.types import Metrics
 
 UNKNOWN = 1 << 62
-"""Step of a line that cannot be read."""
+"""Step number given to a line that cannot be read; larger than any other"""
 
 
 class MetricsFile:
@@ -35,7 +35,7 @@ class MetricsFile:
         """Continue the file at ``first_step``: lines that a killed run logged after its checkpoint are dropped."""
         self._path = path
         self.logged = 0
-        """How many steps it held before that."""
+        """Number of steps in the file before lines were dropped."""
         if path.exists():
             lines = path.read_text().splitlines()
             kept = [line for line in lines if _step_of(line) < first_step]
@@ -108,7 +108,7 @@ class Display:
         self._stage_seconds[key] = self._stage_seconds.get(key, 0.0) + seconds
 
     def within(self, step: int, fraction: float) -> None:
-        """Move the bar inside a step."""
+        """Move the progress bar to a ``fraction`` (0 to 1) of a step."""
         self._progress.update(self._task, completed=step + 0.98 * fraction)
 
     def take_times(self) -> Metrics:

@@ -15,7 +15,10 @@ from marble_rl.types import Conditioning, Rollout
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The samples of one optimizer update that this rank trains on, and the noise levels of each."""
+    """The samples of one optimizer update that this rank trains on, and the noise levels of each.
+
+    N counts the samples of this rank. M is the number of noise levels that each sample is trained at.
+    """
 
     x0: Tensor
     """[N, ...]"""
@@ -28,24 +31,24 @@ class TrainingBatch:
     samples: Tensor
     """[N] position of the sample in its group"""
     halves: Tensor
-    """[N] 0 or 1"""
+    """[N] 0 or 1: the half that the sample's group belongs to"""
     update_halves: Tensor
-    """[N of all ranks] ``halves`` of this update's samples on all ranks"""
+    """``halves`` of this update's samples on all ranks"""
     first: int
     """Index of this rank's first sample in ``update_halves``; its samples are contiguous"""
     sigmas: Tensor
-    """[N, M]: M noise levels per sample, a random choice of `Loss.levels`"""
+    """[N, M] noise levels, drawn for each sample from `Loss.levels` without replacement"""
     seed: int
     step: int
 
     def noise(self, rows: Tensor, level: int) -> Tensor:
-        """[B, ...] noise of the given samples at their ``level``-th level."""
+        """[B, ...] noise of the samples ``rows`` [B] for their noise level ``sigmas[:, level]``."""
         keys = zip(self.slots[rows].tolist(), self.samples[rows].tolist(), strict=True)
         sources = (generator(self.seed, "noise", self.step, slot, sample, level) for slot, sample in keys)
         return normal_rows(sources, tuple(self.x0.shape[1:]))
 
     def noised(self, rows: Tensor, level: int) -> tuple[Noised, Conditioning]:
-        """The given samples [B] at their ``level``-th level, and the conditioning of each."""
+        """The samples ``rows`` [B] at their noise level ``sigmas[:, level]``, and the conditioning of each."""
         device = self.x0.device
         x0, sigma = self.x0[rows.to(device)], self.sigmas[rows, level].to(device)
         noise = self.noise(rows, level).to(device)
@@ -55,14 +58,15 @@ class TrainingBatch:
 
     @property
     def total_rows(self) -> int:
-        """(sample, level) pairs of all ranks."""
+        """Number of (sample, noise level) pairs on all ranks."""
         return len(self.update_halves) * self.sigmas.shape[1]
 
-    def pieces(self, size: int) -> Iterator[tuple[int, Tensor, int]]:
-        """(number, samples [<= size], index of the noise level) of each micro-batch.
+    def micro_batches(self, size: int) -> Iterator[tuple[int, Tensor, int]]:
+        """Yield (number, samples [<= size], index of the noise level) of each micro-batch.
 
-        A micro-batch never mixes the two halves, so that a half's gradient costs no extra pass. Every rank splits and
-        numbers the samples of all ranks and yields its own, so a micro-batch has the same number on every rank.
+        A micro-batch holds samples of one half only, so that a half's gradient needs no extra pass. The number decides
+        which micro-batches compute the KL term (`regularize_every`). It must not depend on how samples are divided
+        over ranks: every rank numbers the micro-batches of all ranks, and yields its own samples of each.
         """
         number = 0
         for half in (0, 1):
@@ -79,13 +83,13 @@ def training_batch(rollout: Rollout, update: int, loss: Loss, *, seed: int, step
     """The rollout's samples for its ``update``-th optimizer update."""
     here = rollout.update_rows(update)
     rows = torch.tensor(here)
-    table_rows, everyones = rollout.table_rows(update), rollout.table_rows(update, everyone=True)
+    table_rows, all_rows = rollout.table_rows(update), rollout.table_rows(update, all_ranks=True)
     slots = torch.tensor(table_rows) // rollout.group_size
     samples = rows % rollout.group_size
     half_of_slot = torch.tensor([group.half for group in rollout.drawn])
     levels = loss.levels(rollout.sigmas)
     wanted = min(loss.settings.timesteps_per_sample or len(levels), len(levels))
-    orders = [
+    chosen = [
         torch.randperm(len(levels), generator=generator(seed, "timesteps", step, slot, sample))[:wanted]
         for slot, sample in zip(slots.tolist(), samples.tolist(), strict=True)
     ]
@@ -96,9 +100,9 @@ def training_batch(rollout: Rollout, update: int, loss: Loss, *, seed: int, step
         slots=slots,
         samples=samples,
         halves=half_of_slot[slots],
-        update_halves=half_of_slot[torch.tensor(everyones) // rollout.group_size],
-        first=table_rows.start - everyones.start,
-        sigmas=levels[torch.stack(orders)],
+        update_halves=half_of_slot[torch.tensor(all_rows) // rollout.group_size],
+        first=table_rows.start - all_rows.start,
+        sigmas=levels[torch.stack(chosen)],
         seed=seed,
         step=step,
     )

@@ -26,13 +26,13 @@ from marble_rl.types import Group, Metrics, RewardTable, Rollout
 
 @dataclass(frozen=True)
 class Experience:
-    """A scored rollout. All optimizer updates of the rollout train on it. N is the number of samples on all ranks."""
+    """A scored rollout, for all its optimizer updates. N counts the samples of all ranks."""
 
     rollout: Rollout
     """This rank's share."""
     scored: Scored
     """Scores after each reward's `clip`, and their advantages"""
-    table: RewardTable
+    unclipped: RewardTable
     """Scores of the trained rewards before `clip`, signed so that higher is better; for the log"""
     clamped: Tensor
     """[N] number of a sample's advantages that the clamp changed"""
@@ -42,7 +42,7 @@ class Experience:
     @property
     def means(self) -> dict[str, float]:
         """Mean of each trained or watched reward over the rollout, by its name."""
-        figures = {**reward_metrics(self.table), **self.watched}
+        figures = {**reward_metrics(self.unclipped), **self.watched}
         return {key.partition("/")[2]: mean for key, mean in figures.items()}
 
 
@@ -73,14 +73,14 @@ class ExperienceSource:
         drawn = self._inputs.train.draw(c.trainer.seed, index, c.rollout.groups, c.rollout.updates)
         rollout, own = self._sample_and_score(index, step, drawn, display)
         all_scores = gather_table(self._world, own, drawn, c.rollout.group_size)
-        scores = all_scores.columns(self._trained)
-        table = self._inputs.scorer.clipped(scores)
+        unclipped = all_scores.columns(self._trained)
+        clipped = self._inputs.scorer.clipped(unclipped)
         group_ids = torch.tensor([group.prompt.index for group in drawn]).repeat_interleave(c.rollout.group_size)
-        raw = group_advantages(table.values, group_ids, table.applicable, c.advantages.std)
+        raw = group_advantages(clipped.values, group_ids, clipped.applicable, c.advantages.std)
         clip = c.loss.adv_clip
-        scored = Scored(table, group_ids, raw.clamp(-clip, clip), c.advantages.std, clip)
+        scored = Scored(clipped, group_ids, raw.clamp(-clip, clip), c.advantages.std, clip)
         watched = reward_metrics(all_scores.columns(self._watched), "watch")
-        return Experience(rollout, scored, scores, (raw.abs() > clip).sum(dim=1), watched)
+        return Experience(rollout, scored, unclipped, (raw.abs() > clip).sum(dim=1), watched)
 
     def _sample_and_score(
         self, index: int, step: int, drawn: tuple[Group, ...], display: Display
@@ -89,6 +89,7 @@ class ExperienceSource:
         c, scorer = self._config, self._inputs.scorer
         groups = share_of_groups(self._world, drawn)
         prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
+        # A reward's schedule is looked up once per rollout, at the step of the rollout's first update.
         off = c.rewards_off(step - step % c.rollout.updates)
         seconds_before = scorer.seconds
         with scorer.in_background([*self._trained, *self._watched], prompts, off) as scoring:
@@ -120,7 +121,7 @@ class ExperienceSource:
 
 
 def share_of_groups(world: World, groups: Sequence[Group], rank: int | None = None) -> tuple[Group, ...]:
-    """The groups of a rollout that a rank samples, by default this rank: a share of each update's groups."""
+    """The groups that a rank (by default this one) samples: its share of the groups of each update."""
     own: list[Group] = []
     for update in sorted({group.update for group in groups}):
         together = [group for group in groups if group.update == update]
@@ -129,7 +130,7 @@ def share_of_groups(world: World, groups: Sequence[Group], rank: int | None = No
 
 
 def gather_table(world: World, own: RewardTable, groups: Sequence[Group], group_size: int) -> RewardTable:
-    """Gather the scores of every rank's groups, in slot order."""
+    """Gather the scores of all ranks into one table, in slot order. ``groups``: the groups of all ranks."""
     values = torch.zeros(len(groups) * group_size, len(own.names), dtype=own.values.dtype)
     applicable = torch.zeros(values.shape, dtype=torch.bool)
     for rank, part in enumerate(world.gather(own)):

@@ -1,10 +1,10 @@
 """Cosines of one direction with every reward's gradient, in-batch and on the other half, and each reward's signal.
 
 In-batch cosines measure a direction against the gradients that it was computed from, so a reward's noise counts as
-agreement with itself. The other-half figures (`heldout/...` in the log) make the direction from one half of the prompt
-groups and measure it against the gradients of the other half (docs/method.md, section 6).
+agreement with itself. The other-half cosines (`heldout/...` in the log) measure a direction made from one half of the
+prompt groups against the gradients of the other half (docs/method.md, section 6).
 
-Everything comes from products of gradients; no parameter is touched.
+Everything is computed from inner products of gradients.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 SIGNAL_DECAY = 0.9
-"""Smoothing of the signal over refreshes"""
+"""Decay of the running means behind the signal, per refresh"""
 
 
 @dataclass(frozen=True)
 class Harmony:
-    """Cosines of one direction with the gradients of the rewards that have one. Other-half figures are averaged over
-    both choices of half."""
+    """Cosines of one direction with the gradients of all rewards that have a gradient. Other-half cosines are averaged
+    over both choices of half."""
 
     min_cos: float
     mean_cos: float
     var_cos: float
     conflict: float
-    """1 if the direction points against at least one reward, else 0; averaged for the other-half figures. Their mean
-    over steps is the conflict rate."""
+    """1 if the cosine with at least one reward is negative, else 0. On the other half: the mean over both choices, so
+    it can be 0.5. The mean over steps is the conflict rate."""
 
 
 def harmony(products: Tensor, squared_norms: Tensor, direction_squared_norm: Tensor) -> Harmony | None:
@@ -48,7 +48,8 @@ def harmony(products: Tensor, squared_norms: Tensor, direction_squared_norm: Ten
 
 
 def in_batch_harmony(gram: Tensor, weights: Tensor, rewards: int) -> Harmony | None:
-    """Of d = sum_j weights_j g_j with the first ``rewards`` gradients behind ``gram`` [J, J]."""
+    """Harmony of d = sum_j weights_j g_j with the first ``rewards`` of the J gradients. ``gram`` [J, J]: their Gram
+    matrix."""
     products = gram @ weights
     return harmony(products[:rewards], gram.diagonal()[:rewards], weights @ products)
 
@@ -56,10 +57,11 @@ def in_batch_harmony(gram: Tensor, weights: Tensor, rewards: int) -> Harmony | N
 def other_half_harmony(
     half_gram: Tensor, rule: Callable[[Tensor], Tensor], rewards: int, made_from: Tensor | None = None
 ) -> Harmony | None:
-    """Of the direction that ``rule`` (Gram [J, J] -> weights [J]) makes from one half, with the other half's
-    gradients; averaged over both choices of half.
+    """Harmony of a direction made from one half with the other half's gradients, averaged over both choices of half.
 
-    ``made_from`` [2, 2, J, J]: the products that the rule sees, where cosines are measured in others (a metric)."""
+    ``rule`` computes the direction's weights [J] from one half's Gram matrix [J, J]. It gets ``made_from``
+    [2, 2, J, J] if given, else ``half_gram``; the cosines are always those of ``half_gram``. The two differ if the
+    rule works in the optimizer's metric and the cosines are Euclidean."""
     seen = half_gram if made_from is None else made_from
     ways = []
     for made, measured in ((0, 1), (1, 0)):
@@ -79,8 +81,10 @@ def other_half_harmony(
 
 @dataclass(frozen=True)
 class Signal:
-    """signal_k = M_kk / G_kk, each smoothed over refreshes: the share of a reward's squared gradient that is not noise.
+    """signal_k = M_kk / G_kk: the share of a reward's squared gradient norm that is not noise.
 
+    G is the Gram matrix of the batch. M_kk is the product of the gradients of the two halves, which estimates the
+    squared norm of the expected gradient without bias. Numerator and denominator are running means over refreshes.
     Near 1: the reward can be learnt at this batch size. Near 0: its gradient is noise.
     """
 
@@ -100,8 +104,8 @@ class Signal:
         return self.unbiased / self.raw
 
     def after(self, gram: Tensor, half_gram: Tensor, decay: float = SIGNAL_DECAY) -> Signal:
-        """Updated by a batch's products [K, K] and [2, 2, K, K]. Rewards without a gradient in
-        both halves keep their value."""
+        """The signal after one more refresh, from the products ``gram`` [K, K] and ``half_gram`` [2, 2, K, K]. A reward
+        that has no gradient in one of the halves keeps its value."""
         raw = gram.diagonal().to(self.raw)
         unbiased = half_gram[0, 1].diagonal().to(self.unbiased)
         seen = (half_gram[0, 0].diagonal() > 0) & (half_gram[1, 1].diagonal() > 0) & (raw > 0)

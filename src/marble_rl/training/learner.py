@@ -44,7 +44,7 @@ RULE = "balancer"
 
 @dataclass(frozen=True)
 class Proposal:
-    """What an update would do. Nothing has changed yet: `Learner.apply` applies it and commits the new state."""
+    """An update that has been computed and not applied. `Learner.apply` applies it and commits the new state."""
 
     gradient: Tensor
     """[P]"""
@@ -96,7 +96,11 @@ class Learner:
         self._fused_verified = False
 
     def propose(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> Proposal:
-        """``rows``: rows of the batch's samples in ``scored``. Raises NonFiniteGradient; nothing has changed then."""
+        """Compute an update. ``rows``: rows of the batch's samples in ``scored``. Raises NonFiniteGradient.
+
+        Weights, optimizer, rule and signal stay as they are. Only the loss scale and the micro-batch size may be
+        lowered, after an overflow or an out-of-memory error.
+        """
         if self.rule.needs_gradients(self.step):
             return self._balanced(batch, scored, rows, display)
         return self._combined(batch, scored, rows, display)
@@ -111,7 +115,7 @@ class Learner:
         self.scale.update_done()
         self.skips.update_done()
         if last_of_rollout:
-            self.updater.follow(self.step)
+            self.updater.update_old_policy(self.step)
         return {"update/norm": norm, **guards}
 
     def _combined(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> Proposal:
@@ -142,7 +146,7 @@ class Learner:
         return Proposal(gradient, loss, figures, weighing.state, signal)
 
     def _reward_gradients(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> PolicyGradients:
-        """Gradients of each reward, and last of the weighted sum, with which the direction is compared."""
+        """Gradients of the K rewards and, as the last column, of the weighted-sum probe."""
         probe = scored.weighted_sum(weight_vector(self.names, self.rule.sum_weights(self.config.balance)))
         columns = torch.cat([scored.advantages, probe[:, None]], dim=1)[rows]
         metric = Metric(len(self.names), self.updater.preconditioner) if self.rule.metric == "adam" else None
@@ -168,7 +172,7 @@ class Learner:
         return result
 
     def _progress(self, batch: TrainingBatch, display: Display) -> Callable[[int], None]:
-        """Moves the progress bar through the second half of a step."""
+        """A callback that moves the progress bar through the second half of a step."""
         rows_done, total = 0, batch.sigmas.numel()
 
         def on_rows(rows: int) -> None:
@@ -207,7 +211,7 @@ class Learner:
         return figures if coefficients is None else figures | by_name("alpha_bar", self.names, coefficients)
 
     def checkpoint(self, **others: Any) -> Checkpoint:
-        """The learner's state, and ``others``: small JSON values."""
+        """The learner's state, with ``others`` (small JSON values) added to it."""
         adapters = {f"{a}/{name}": t for a in ADAPTERS for name, t in self.policy.tensors(a).items()}
         state = {
             "balancer": self.rule.state_dict(),

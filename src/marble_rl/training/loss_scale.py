@@ -1,8 +1,9 @@
-"""The loss scale of float16.
+"""Loss scaling for float16.
 
-float16 has no exponents below 6e-5, where most gradients of a mean over pixels lie. So what enters the backward pass is
-multiplied by a scale, a power of two, and the gradients are divided by it. Where the scale was too large (a gradient
-overflows) the same gradients are computed again with half of it: nothing was changed by the first attempt.
+float16 loses precision below 6e-5 (the smallest normal number), where most gradients of a mean over pixels lie. So the
+gradient of the prediction is multiplied by a scale, a power of two, before it enters the model's backward pass, and the
+parameter gradients are divided by the scale afterwards. If a gradient overflows, the same gradients are computed again
+with half the scale.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class LossScale:
-    """The factor on gradients in float16; 1 in other precisions, which need none.
+    """The factor on gradients in float16; always 1 in other precisions.
 
-    Halved by an overflow, doubled after ``GROW_AFTER`` updates without one.
+    It is halved after an overflow, and doubled after ``GROW_AFTER`` updates without one.
     """
 
     GROW_AFTER = 200
@@ -31,13 +32,14 @@ class LossScale:
         self._scaled = dtype == torch.float16
         self.value = self.FIRST if self._scaled else 1.0
         self._clean = 0
+        """Updates since the last overflow"""
         self._overflows = 0
 
-    def applied(self, gradients: Callable[[float], PolicyGradients]) -> PolicyGradients:
-        """``gradients(scale)``, on smaller and smaller scales until they are finite.
+    def with_retries(self, gradients: Callable[[float], PolicyGradients]) -> PolicyGradients:
+        """``gradients(scale)``, with the scale halved until the gradients are finite.
 
-        Losses that are not finite, or gradients that are not finite even on scale 1, are no overflow: they are returned
-        as they are, and the scale stays what it was.
+        If a loss is not finite, or a gradient is not finite even with scale 1, the scale is not the cause. Then the
+        result is returned as it is, and the scale keeps its old value.
         """
         value, clean = self.value, self._clean
         self._overflows = 0
@@ -73,7 +75,7 @@ class LossScale:
 
 
 def unscaled(gradients: RewardGradients, scale: float) -> RewardGradients:
-    """Gradients that were computed with a factor, without it. Exact: the factor is a power of two."""
+    """Divide gradients by the scale that they were computed with. Exact, because it is a power of two."""
     if scale == 1.0:
         return gradients
     square = scale**2

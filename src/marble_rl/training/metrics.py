@@ -20,14 +20,14 @@ def reward_metrics(table: RewardTable, prefix: str = "reward") -> Metrics:
 
 
 def clip_metrics(scores: RewardTable, clipped: RewardTable) -> Metrics:
-    """Fraction of scores that `clip` changed, for each reward with at least one."""
+    """Fraction of scores that `clip` changed, for each reward with at least one changed score."""
     beyond = (scores.values != clipped.values).sum(0) / scores.applicable.sum(0).clamp_min(1)
     pairs = zip(scores.names, beyond.tolist(), strict=True)
     return {f"guard/clipped/{name}": share for name, share in pairs if share > 0}
 
 
 def by_name(prefix: str, names: Sequence[str], values: Tensor) -> Metrics:
-    """{prefix/name: value}, leaving out what is not defined (NaN)."""
+    """{prefix/name: value}, without values that are NaN."""
     pairs = zip(names, values.tolist(), strict=True)
     return {f"{prefix}/{name}": float(value) for name, value in pairs if value == value}
 
@@ -39,12 +39,11 @@ def refresh_metrics(
     signal: Signal,
     rule: Callable[[Tensor], Tensor],
 ) -> Metrics:
-    """The metrics of a refresh. Column K of the gradients is the weighted-sum probe. ``rule`` gives the balancing
-    rule's weights [K] for
-    the Gram matrix [K, K] of half the batch.
+    """The metrics of a refresh. The last column of the gradients is the weighted-sum probe. ``rule`` computes the
+    balancing rule's weights [K] from a Gram matrix [K, K].
 
-    Directions are computed from the products in the optimizer's metric if there are any. Cosines are measured in the
-    Euclidean product and, if given, in that metric."""
+    If the rule works in the optimizer's metric, directions are computed from the products in that metric, and cosines
+    are measured twice: in the Euclidean product and in the metric."""
     k = len(names)
     metrics = {
         **weighing.figures,

@@ -1,8 +1,8 @@
 """Stages 5 and 6 for one optimizer update: predictions, losses and gradients, micro-batch by micro-batch.
 
-A row is one (sample, timestep). Its noise is seeded by its indices, so the sum over rows does not depend on how they
-are
-split into micro-batches or over ranks.
+Each sample is trained at several noise levels. The noise of a (sample, level) pair is seeded by its indices, so the sum
+over pairs does not depend on how they are split into micro-batches or over ranks. In the code ``rows`` are indices of
+samples, and ``level`` is the index of a noise level in `TrainingBatch.sigmas`.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class _Request:
 
     batch: TrainingBatch
     columns: Tensor
-    """[N, J] clamped advantages"""
+    """[N, J]: J advantages for each sample"""
     per_column: bool
-    """True: one gradient per column, base and KL in ``shared``. False: one backward pass, all in ``shared``"""
+    """True: one gradient per column; base and KL are in ``shared``. False: J is 1, and the whole loss is in
+    ``shared``"""
     on_policy: bool
     method: Method = "fused"
     verify: bool = False
@@ -67,13 +68,14 @@ class _Request:
 class GradientStage:
     """Computes the gradients of an update: means over the samples of all ranks.
 
-    Forward passes that cannot change the result are left out: the old policy's where the loss does not need it, and the
-    reference's where KL has no weight. With ``regularize_every`` = m, KL (and in refreshes base)
-    is computed on one in m micro-batches and multiplied by m: the same in expectation.
+    Forward passes that cannot change the result are skipped: that of the old policy if the loss does not need it, and
+    that of the reference policy if KL has no weight. With ``regularize_every`` = m, KL (in refreshes also base) is
+    computed on one in m micro-batches and multiplied by m. Its expectation stays the same.
 
-    Where a pass overflows float16 or runs out of memory, the same gradients are computed again, on a smaller loss scale
-    or with a smaller micro-batch: the failed attempt changed nothing. Out-of-memory retries end before the
-    all-reduce; every loss scale that is tried has its own.
+    After a float16 overflow the gradients are computed again with a smaller loss scale, and after an out-of-memory
+    error with a smaller micro-batch. A failed attempt changes no weights. Each rank retries by itself after an
+    out-of-memory error; the all-reduce comes after that. Whether a gradient overflowed is known only after the
+    all-reduce, so all ranks lower the loss scale together, and each scale that is tried has its own all-reduce.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class GradientStage:
     def combined(
         self, batch: TrainingBatch, advantage: Tensor, on_rows: Callable[[int], None] = lambda rows: None
     ) -> PolicyGradients:
-        """The gradient of an ordinary step, for one advantage per sample [N]: all of it in ``shared``."""
+        """The gradient of an ordinary step, from one advantage per sample [N]. All of it is in ``shared``."""
         return self._compute(_Request(batch, advantage[:, None], False, self._on_policy, on_rows=on_rows))
 
     def per_reward(
@@ -108,9 +110,10 @@ class GradientStage:
         metric: Metric | None = None,
         on_rows: Callable[[int], None] = lambda rows: None,
     ) -> PolicyGradients:
-        """One gradient for each column of advantages [N, J], and what they share.
+        """One gradient for each column of advantages [N, J], and the shared gradient of base and KL.
 
-        ``verify``: compare one fused gradient with a separate backward pass. ``metric``: compute products in it too."""
+        ``verify``: compare one fused gradient with a separate backward pass. ``metric``: also compute the products in
+        it."""
         return self._compute(_Request(batch, columns, True, self._on_policy, method, verify, metric, on_rows))
 
     @property
@@ -118,12 +121,12 @@ class GradientStage:
         return self.policy.equal(OLD, TRAINED)
 
     def _compute(self, request: _Request) -> PolicyGradients:
-        result = self.scale.applied(lambda scale: self._at_scale(request, scale))
+        result = self.scale.with_retries(lambda scale: self._at_scale(request, scale))
         self.micro_batch.agree(self.world)
         return result
 
     def _at_scale(self, request: _Request, scale: float) -> PolicyGradients:
-        accumulator, own = self.micro_batch.applied(lambda size: self._accumulate(request, scale, size))
+        accumulator, own = self.micro_batch.with_retries(lambda size: self._accumulate(request, scale, size))
         totals = accumulator.sum_over(self.world, own)
         means = totals / request.batch.total_rows
         metric = request.metric and request.metric.of_scaled(scale)
@@ -131,7 +134,7 @@ class GradientStage:
         return PolicyGradients(gradients, base=float(means[0]), kl=float(means[1]), slopes=means[2:])
 
     def _accumulate(self, request: _Request, scale: float, size: int) -> tuple[GradientAccumulator, Tensor]:
-        """This rank's samples, ``size`` a pass: gradients, and [2 + J] sums of base, KL and A_j * slope."""
+        """This rank's gradients, in micro-batches of ``size`` samples, and [2 + J] sums of base, KL and A_j * slope."""
         batch, columns = request.batch, request.columns.shape[1]
         accumulator = GradientAccumulator(
             columns if request.per_column else 0,
@@ -144,7 +147,7 @@ class GradientStage:
         every = self.loss.settings.regularize_every
         offset = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
         totals = torch.zeros(2 + columns, dtype=torch.float64)
-        for number, rows, level in batch.pieces(size):
+        for number, rows, level in batch.micro_batches(size):
             regularize = number % every == offset
             # Do not assign the losses to a variable: their graph would stay in memory during the next forward pass.
             totals += self._differentiate(
@@ -156,8 +159,7 @@ class GradientStage:
     def _losses(
         self, request: _Request, rows: Tensor, level: int, regularize: bool, scale: float
     ) -> tuple[AffineLoss, Tensor | None]:
-        """The loss of the samples ``rows`` at their ``level``-th noise level, and their KL [B] if ``regularize`` is
-        set."""
+        """The losses of the samples ``rows`` [B] at one noise level each, and their KL [B] if ``regularize`` is set."""
         sample, conditioning = request.batch.noised(rows, level)
 
         # The trained policy comes last: selecting another adapter after its forward pass loses gradients.
@@ -183,7 +185,7 @@ class GradientStage:
         rows: Tensor,
         regularize: bool,
     ) -> Tensor:
-        """Add the gradients of a piece; [2 + J] sums of base, KL and A_j * slope over its rows."""
+        """Add the gradients of a micro-batch; returns [2 + J] sums of base, KL and A_j * slope over its samples."""
         batch, settings = request.batch, self.loss.settings
         advantages = request.columns[rows].to(batch.x0.device, torch.float32)
         every = settings.regularize_every
@@ -202,7 +204,7 @@ class GradientStage:
 
 
 def _sum(loss: Tensor | None, kl: Tensor | None, kl_weight: float) -> Tensor | None:
-    """loss + kl_weight * kl, of whichever there is."""
+    """loss + kl_weight * kl, leaving out what is None."""
     if kl is None:
         return loss
     return kl_weight * kl if loss is None else loss + kl_weight * kl

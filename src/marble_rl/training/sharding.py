@@ -23,7 +23,7 @@ from marble_rl.models.precision import memory_settings
 
 
 def check_sharding(config: RunConfig, world: World) -> None:
-    """Raise InputError where ranks would make different passes."""
+    """Raise InputError if the base model cannot be sharded, or if ranks would make different passes."""
     if not config.trainer.shard_base:
         return
     if world.size == 1:
@@ -56,7 +56,7 @@ def check_sharding(config: RunConfig, world: World) -> None:
 
 
 def load_base(config: RunConfig, device: torch.device, world: World) -> DiffusionModel:
-    """The model to train on this rank's device, whole or sharded."""
+    """Load the model on this rank's device, whole or sharded. Sets ``world.lockstep`` if it is sharded."""
     c, memory = config.model, memory_settings(config.model, device)
     world.lockstep = config.trainer.shard_base
     if not world.lockstep:
@@ -67,8 +67,8 @@ def load_base(config: RunConfig, device: torch.device, world: World) -> Diffusio
 
 
 def shard_base(model: DiffusionModel, device: torch.device) -> None:
-    """Shard the transformer of a model in CPU memory over the devices of all ranks, block by block: no device ever
-    holds all of it."""
+    """Shard a transformer that is in CPU memory over the devices of all ranks. It goes block by block, so no device
+    ever holds the whole transformer."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -81,8 +81,8 @@ def shard_base(model: DiffusionModel, device: torch.device) -> None:
     model.work_on(device)
 
 
-def kept_here(transformer: nn.Module) -> tuple[int, int]:
-    """Number of the base model's parameters on this rank, and on all."""
+def parameter_counts(transformer: nn.Module) -> tuple[int, int]:
+    """Number of the base model's parameters on this rank, and in total."""
     parameters = [p for name, p in transformer.named_parameters() if "lora_" not in name]
     own = sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in parameters)
     return own, sum(p.numel() for p in parameters)

@@ -1,4 +1,4 @@
-"""Updates that are left out because a loss or gradient is not finite (`optimizer.non_finite: skip`)."""
+"""Updates that are skipped because a loss or gradient is not finite (`optimizer.non_finite: skip`)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from marble_rl.errors import NonFiniteGradient
 
 
 class Skips:
-    """Counts the updates that were skipped. A skipped update changes nothing and does not count as a step.
+    """Counts the updates that were skipped. A skipped update changes no weights and does not count as a step.
 
-    Its rollout is dropped with it. ``total`` is added to the number of a rollout, so that the next attempt draws other
-    prompts and noise; it is saved, so that a resumed run draws the same ones.
+    Its rollout is dropped. ``total`` is added to the index of the next rollout, so that the next attempt draws other
+    prompts and noise. It is saved in checkpoints, so that a resumed run draws the same ones.
     """
 
     MOST = 10
-    """Limit of skipped updates in a row: more of them mean that training has diverged."""
+    """Most updates skipped in a row. More of them mean that training has diverged."""
 
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
@@ -21,7 +21,7 @@ class Skips:
         self._in_a_row = 0
 
     def skip(self, bad: NonFiniteGradient) -> None:
-        """Count one, or raise the error where skipping is not allowed or not sensible any more."""
+        """Count a skipped update; raise the error if skipping is not allowed, or after `MOST` in a row."""
         if not self.allowed:
             raise bad
         if self._in_a_row == self.MOST:
@@ -34,5 +34,5 @@ class Skips:
 
     @property
     def figures(self) -> dict[str, float]:
-        """For the log: how many updates were skipped before this one."""
+        """For the log: how many updates were skipped directly before this one."""
         return {"guard/skipped": float(self._in_a_row)} if self.allowed else {}

@@ -1,4 +1,4 @@
-"""The end of `marble train`: two small tables, of the harmony of its updates and of each reward's signal."""
+"""Two tables that `marble train` prints at its end: the harmony of the updates, and the signal of each reward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from marble_rl.types import Metrics
 
 ROWS = 5
-"""Parts that a run is divided into."""
+"""Most rows of a table: the refreshes of a run are divided into this many parts."""
 
 
 def print_summary(console: Console, metrics_file: Path, rewards: Sequence[str]) -> None:
@@ -24,12 +24,12 @@ def print_summary(console: Console, metrics_file: Path, rewards: Sequence[str]) 
     if not refreshes:
         return
     parts = _parts(refreshes)
-    console.print("\n[bold]Held-out harmony[/bold]: cosines of the update with each reward's gradient on prompts")
-    console.print("that it was not made from. Conflict: how often it points against a reward.")
+    console.print("\n[bold]Harmony on the other half[/bold]: cosines of an update made from one half of a batch")
+    console.print("with each reward's gradient on the other half. Conflict: how often one of them is negative.")
     console.print(_harmony(parts))
     if any(f"signal/{name}" in line for line in refreshes for name in rewards):
-        console.print("[bold]Signal[/bold]: how far two halves of a batch agree on a reward's gradient;")
-        console.print("around 0 it is all noise at this batch size, 1 means no noise.")
+        console.print("[bold]Signal[/bold]: the share of a reward's squared gradient that is not noise.")
+        console.print("Around 0 the gradient is all noise at this batch size; 1 means no noise.")
         console.print(_signal(parts, rewards))
 
 
@@ -45,7 +45,7 @@ def _harmony(parts: list[list[Metrics]]) -> Table:
     table.add_column("steps")
     kinds = {"min_cos": "worst cosine", "mean_cos": "mean cosine", "conflict": "conflict"}
     for kind in kinds.values():
-        table.add_column(f"{kind}\nmarble", justify="right")
+        table.add_column(f"{kind}\nthis run", justify="right")
         table.add_column("weighted\nsum", justify="right", style="dim")
     everything = [line for part in parts for line in part]
     for label, lines in [*((_steps(part), part) for part in parts), ("all", everything)]:

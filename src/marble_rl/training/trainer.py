@@ -30,14 +30,14 @@ from marble_rl.training.batch import training_batch
 from marble_rl.training.experience import Experience, ExperienceSource
 from marble_rl.training.learner import Learner
 from marble_rl.training.metrics import clip_metrics, reward_metrics
-from marble_rl.training.sharding import check_sharding, kept_here, load_base
+from marble_rl.training.sharding import check_sharding, load_base, parameter_counts
 from marble_rl.training.watch import Watches
 from marble_rl.types import Metrics
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a finished run leaves behind."""
+    """The result of a finished run."""
 
     out: Path
     steps: int
@@ -125,25 +125,25 @@ class Trainer:
             except NonFiniteGradient as bad:
                 self._learner.skips.skip(bad)
                 self._say(f"skipped: {bad}")
-            # After the except block, because the traceback keeps the rollout and its gradients in memory.
+            # Outside the except block: inside it, the traceback would keep the rollout and its gradients in memory.
             self._experience = None
 
     def _try_step(self) -> Metrics:
-        """One optimizer update; raises NonFiniteGradient before anything has changed."""
+        """One optimizer update. Raises NonFiniteGradient before weights, optimizer or balancing rule have changed."""
         step, c, learner, display = self.step, self.config, self._learner, self._journal.display
         index, update = divmod(step, c.rollout.updates)
         if self._experience is None:
             self._experience = self._source.gather(index + learner.skips.total, step, display)
-            self._journal.show(self._experience.rollout, step)
+            self._journal.save_images(self._experience.rollout, step)
         experience, rollout = self._experience, self._experience.rollout
 
         batch = training_batch(rollout, update, learner.loss, seed=c.trainer.seed, step=step)
         proposal = learner.propose(batch, experience.scored, rollout.table_rows(update), display)
 
-        rows = rollout.table_rows(update, everyone=True)
+        rows = rollout.table_rows(update, all_ranks=True)
         metrics = {
-            **reward_metrics(experience.table.rows(rows)),
-            **clip_metrics(experience.table.rows(rows), experience.scored.table.rows(rows)),
+            **reward_metrics(experience.unclipped.rows(rows)),
+            **clip_metrics(experience.unclipped.rows(rows), experience.scored.table.rows(rows)),
             **proposal.figures,
             "guard/clamped": float(experience.clamped[rows].sum()),
         }
@@ -214,7 +214,7 @@ class Trainer:
             scorer.check_media(self._model.media())
             scorer.check_applicability(c.trained_rewards, self._inputs.train.prompts)
         if self.world.lockstep:
-            own, whole = kept_here(self._model.transformer)
+            own, whole = parameter_counts(self._model.transformer)
             remarks.append(f"base model sharded: {own:,} of {whole:,} parameters on this rank")
         for remark in remarks:
             self._say(remark)
@@ -229,7 +229,7 @@ class Trainer:
         self._journal = Journal(c, self.folder, self.world, scorer, self._device, self.console, self.step)
 
     def _save(self) -> None:
-        """The first rank writes the checkpoint; the others wait for it."""
+        """Rank 0 writes the checkpoint; the other ranks wait for it."""
         with self.world.failing_together(), self._journal.display.stage("checkpoint"):
             check_same_weights(self.world, self._learner.policy.flat)
             self._write_checkpoint()
@@ -254,7 +254,7 @@ class Trainer:
                 self._model.write_lora(self.folder.lora, EMA)
 
     def _stage(self) -> str:
-        """The stage of the step, for messages."""
+        """Name of the stage that is running, for error messages."""
         return self._journal.display.current_stage
 
     def _say(self, message: str) -> None:

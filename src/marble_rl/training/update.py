@@ -19,7 +19,7 @@ from marble_rl.rollout.settings import OldPolicyConfig
 
 
 class Updater:
-    """AdamW on the trained adapter, and the EMA and old-policy adapters, which are blended with it."""
+    """AdamW on the trained adapter; the EMA and old-policy adapters are running averages of it."""
 
     intact = True
     """False while weights and optimizer moments are changing: an out-of-memory error in between leaves them
@@ -55,17 +55,19 @@ class Updater:
         return norm
 
     def preview(self, gradient: Tensor) -> Tensor:
-        """[P]: P^-1 m'_hat: AdamW would step along minus this, weight decay left out; changes nothing.
+        """The direction [P] that AdamW would subtract (times lr) in a step with this gradient, without weight decay.
 
-        m' = b1 m + (1 - b1) g,  direction = P^-1 m'_hat
+        m' = b1 m + (1 - b1) g,  direction = m'_hat / (sqrt(v'_hat) + eps)
+
+        Changes nothing.
         """
         first = self.optimizer.param_groups[0]["betas"][0]
         return self._moment("exp_avg", first, self._clipped(gradient)) / self.preconditioner(gradient)
 
     def preconditioner(self, gradient: Tensor) -> Tensor:
-        """[P]: the diagonal of P, by which AdamW would divide in a step with this gradient; changes nothing.
+        """What AdamW would divide by, for each parameter [P], in a step with this gradient. Changes nothing.
 
-        v' = b2 v + (1 - b2) g^2,  P = diag(sqrt(v'_hat) + eps)
+        v' = b2 v + (1 - b2) g^2,  preconditioner = sqrt(v'_hat) + eps
 
         Before the first step v is 0, and v'_hat = g^2.
         """
@@ -73,7 +75,7 @@ class Updater:
         return self._moment("exp_avg_sq", group["betas"][1], self._clipped(gradient) ** 2).sqrt() + float(group["eps"])
 
     def _moment(self, key: str, decay: float, new: Tensor) -> Tensor:
-        """[P]: AdamW's running mean ``key`` after one more step, bias-corrected."""
+        """[P]: AdamW's running mean ``key`` (`exp_avg`, `exp_avg_sq`) after one more step, bias-corrected."""
         state = self.optimizer.state.get(self._flat, {})
         mean: Tensor = decay * state.get(key, torch.zeros_like(new)) + (1 - decay) * new
         steps = float(state.get("step", 0)) + 1
@@ -86,8 +88,8 @@ class Updater:
         bound = self.config.grad_clip
         return 1.0 if bound is None else min(1.0, bound / (norm + 1e-6))
 
-    def follow(self, done: int) -> None:
-        """End of a rollout, after ``done`` optimizer steps: blend the old policy with the trained one."""
+    def update_old_policy(self, done: int) -> None:
+        """Blend the old policy with the trained one, at the end of a rollout and after ``done`` optimizer steps."""
         c = self.old_policy
         with self._changing():
             self.policy.blend(OLD, TRAINED, min(c.uprate * max(done - c.flat, 0), c.uphold))
@@ -99,7 +101,7 @@ class Updater:
         self.intact = True
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, per-element state is keyed by parameter name."""
+        """AdamW's state. State with one value per parameter element is split up by parameter name."""
         tensors: dict[str, Tensor] = {}
         for key, value in self.optimizer.state[self._flat].items():
             if value.ndim == 0:
@@ -127,7 +129,7 @@ class Updater:
 
 
 def schedule_factor(schedule: str, progress: float) -> float:
-    """Share of the learning rate left after ``progress`` (0 to 1) of the steps."""
+    """Factor on the learning rate after ``progress`` (0 to 1) of the steps."""
     left = min(max(1.0 - progress, 0.0), 1.0)
     if schedule == "linear":
         return left

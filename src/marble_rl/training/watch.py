@@ -2,12 +2,12 @@
 
 The run is cut into windows of W rollouts. The newest window is compared with the earlier one in which the watched
 reward stood highest, in standard errors: t = (m_new - m_old) / (s sqrt(2 / W)), where m is the mean over a window's
-rollouts and s^2 the variance of single rollouts within windows, averaged over all windows so far. It is an alarm if
-t < -4 for the watched reward while the mean of the trained rewards' t is above 0. Prompts differ from rollout to
+rollouts and s^2 the variance of rollouts within a window, averaged over all windows so far. An alarm is raised if
+t < -4 for the watched reward and the mean of the trained rewards' t is above 0. Prompts differ from rollout to
 rollout; that noise is part of s.
 
-Why 4: the earlier window is chosen for its height, which alone makes the newest look low. tests/training/test_watch.py
-counts false alarms where nothing changes.
+Why 4: the earlier window is the highest of several, so by chance alone the newest tends to lie below it.
+tests/training/test_watch.py counts false alarms of a reward that does not change.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from marble_rl.config import RunConfig
 
 THRESHOLD = 4.0
 CERTAIN = 1e9
-"""Standard errors, where a reward never varies within a window."""
+"""Absolute value of t where the mean of a reward changed although its variance within windows is 0."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Mean of each reward over W rollouts, and the variance of single rollouts."""
+    """For each reward, mean and variance over the W rollouts of a window."""
 
     means: dict[str, float]
     variances: dict[str, float]
@@ -53,7 +53,7 @@ class HackingWatch:
         self._rollouts: list[dict[str, float]] = []
 
     def observe(self, means: Mapping[str, float]) -> str | None:
-        """Mean of each reward over one rollout's images. Returns what is alarming, if anything is."""
+        """Take in the mean of each reward over one rollout. Returns the alarm's text if there is one."""
         self._rollouts.append({name: means[name] for name in (self.name, *self._trained) if name in means})
         if len(self._rollouts) < self._window:
             return None
@@ -66,18 +66,19 @@ class HackingWatch:
         if not earlier or newest is not self._windows[-1]:
             return None
         highest = max(earlier, key=lambda window: window.means[self.name])
-        fall = self._standard_errors(highest, newest, self.name)
+        watched_t = self._t(highest, newest, self.name)
         shared = [name for name in self._trained if name in highest.means and name in newest.means]
-        rises = [self._standard_errors(highest, newest, name) for name in shared]
-        if fall >= -THRESHOLD or not rises or statistics.fmean(rises) <= 0:
+        trained_t = [self._t(highest, newest, name) for name in shared]
+        if watched_t >= -THRESHOLD or not trained_t or statistics.fmean(trained_t) <= 0:
             return None
         before, now = highest.means[self.name], newest.means[self.name]
         return (
-            f"held-out reward {self.name!r} fell from {before:.4g} to {now:.4g} "
-            f"({-fall:.1f} standard errors) while the trained rewards rose: they may be being exploited"
+            f"evaluation-only reward {self.name!r} fell from {before:.4g} to {now:.4g} "
+            f"({-watched_t:.1f} standard errors) while the trained rewards rose on average: they may be exploited"
         )
 
-    def _standard_errors(self, earlier: Window, newest: Window, name: str) -> float:
+    def _t(self, earlier: Window, newest: Window, name: str) -> float:
+        """Change of a reward between two windows, in standard errors."""
         rise = newest.means[name] - earlier.means[name]
         variance = statistics.fmean(w.variances[name] for w in self._windows if name in w.variances)
         if variance == 0.0:
@@ -100,18 +101,18 @@ class Watches:
         self._by_name = {name: HackingWatch(name, trained, watch.window) for name, watch in watched.items()}
 
     def observe(self, means: Mapping[str, float]) -> dict[str, str]:
-        """Mean of each reward over one rollout's images. Returns what is alarming, by reward."""
+        """Take in the mean of each reward over one rollout. Returns the texts of alarms by watched reward."""
         alarms = {name: watch.observe(means) for name, watch in self._by_name.items()}
         return {name: alarm for name, alarm in alarms.items() if alarm is not None}
 
     def figures(self, alarms: Mapping[str, str]) -> dict[str, float]:
-        """For the log: which of them sounded."""
+        """For the log: 1 for each watched reward with an alarm, else 0."""
         return {f"guard/watch/{name}": float(name in alarms) for name in self._by_name}
 
     def state_dict(self) -> dict[str, Any]:
         return {name: watch.state_dict() for name, watch in self._by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """A reward may be watched that was not before, or no longer."""
+        """State of rewards that are no longer watched is ignored; newly watched rewards start without state."""
         for name in self._by_name.keys() & state.keys():
             self._by_name[name].load_state_dict(state[name])

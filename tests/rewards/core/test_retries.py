@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from marble_rl.rewards.core.base import deadline_in
-from marble_rl.rewards.core.retries import AttemptFailed, AttemptsFailed, RetryPolicy
+from marble_rl.rewards.core.retries import AllAttemptsFailed, AttemptFailed, RetryPolicy
 
 
 class Attempts:
@@ -54,11 +54,11 @@ def test_the_first_success_counts_and_every_further_attempt_is_counted() -> None
 
 def test_after_the_last_attempt_all_reasons_are_known() -> None:
     same = AttemptFailed("busy")
-    with pytest.raises(AttemptsFailed) as caught:
+    with pytest.raises(AllAttemptsFailed) as caught:
         Attempts(same, AttemptFailed("gone"), same).run(retries=2)
     assert caught.value.failures == [same, caught.value.failures[1], same]
     assert (caught.value.attempts, caught.value.reasons()) == ("3 attempts", "busy (2 times); gone")
-    with pytest.raises(AttemptsFailed) as caught:
+    with pytest.raises(AllAttemptsFailed) as caught:
         Attempts(same).run(retries=0)
     assert (caught.value.attempts, caught.value.reasons(repr)) == ("1 attempt", "AttemptFailed('busy')")
 
@@ -87,7 +87,7 @@ def test_a_server_may_ask_for_a_longer_pause_but_not_for_any() -> None:
 
 def test_a_final_failure_is_not_repeated() -> None:
     attempts = Attempts(*failing(1, final=True))
-    with pytest.raises(AttemptsFailed):
+    with pytest.raises(AllAttemptsFailed):
         attempts.run(retries=5)
     assert (len(attempts.times), attempts.repeats) == (1, 0)
 
@@ -109,7 +109,7 @@ def test_even_keyboard_interrupts_of_a_policy_for_all_errors() -> None:
 def test_no_attempt_is_made_after_the_deadline_of_the_thread() -> None:
     attempts = Attempts(*failing(9))
     begun = time.monotonic()
-    with deadline_in(0.5), pytest.raises(AttemptsFailed):
+    with deadline_in(0.5), pytest.raises(AllAttemptsFailed):
         attempts.run(retries=8, backoff=0.05)
     assert time.monotonic() - begun < 5
     assert len(attempts.times) <= 4, "pauses of 0.05, 0.1 and 0.2 seconds fit, the next does not"
@@ -119,6 +119,6 @@ def test_a_pause_ends_when_the_rest_is_stopped() -> None:
     stop = threading.Event()
     threading.Timer(0.05, stop.set).start()
     attempts = Attempts(*failing(1))
-    with pytest.raises(AttemptsFailed):
+    with pytest.raises(AllAttemptsFailed):
         attempts.run(retries=1, backoff=30.0, stop=stop)
     assert len(attempts.times) == 1

@@ -1,8 +1,8 @@
 """Scoring while the next images are sampled.
 
-Rewards are called in lanes, each with its own threads. There is one lane for each device, where rewards take turns:
-reward models need not be thread-safe, and one device gains nothing from two at once. And there is one lane for each
-reward that waits for other machines, with as many threads as batches may be in flight.
+Rewards are called by worker threads. A lane is a queue of calls with its own worker threads. Rewards on the same device
+share a lane with one thread: reward models need not be thread-safe, and two at once are not faster on one device. A
+reward that waits for other machines has a lane of its own, with as many threads as batches may be in flight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PendingScores:
         self._rewards = rewards
         self._prompts = prompts
         names = tuple(reward.name for reward in rewards)
-        # NaN until it is scored, so that nothing passes for a score of 0.
+        # NaN until scored: a missing score must not look like a score of 0.
         values = torch.zeros(applicable.shape, dtype=torch.float64).masked_fill(applicable, math.nan)
         self._table = RewardTable(names, values, applicable)
         self._rows = 0
@@ -41,7 +41,7 @@ class PendingScores:
                 self._lanes[_lane(reward)] = Lane(reward.traits.concurrency or 1)
 
     def add(self, images: Tensor) -> None:
-        """The next rows' images [B, H, W, 3] uint8. Raises if a reward has failed on earlier ones."""
+        """Queue the images [B, H, W, 3] uint8 of the next rows. Raises if a reward has failed on earlier ones."""
         self._raise_error()
         rows = range(self._rows, self._rows + len(images))
         self._rows = rows.stop
@@ -50,7 +50,7 @@ class PendingScores:
             self._lanes[_lane(reward)].put(partial(self._score, column, rows, pixels))
 
     def finish(self) -> RewardTable:
-        """Wait for all scores."""
+        """Wait for all scores and return them."""
         for lane in self._lanes.values():
             lane.finish()
         self._raise_error()
@@ -59,7 +59,7 @@ class PendingScores:
         return self._table
 
     def close(self) -> None:
-        """Drop what has not been scored. A call in flight is not waited for."""
+        """Stop. Batches that wait in a queue are not scored, and calls in flight are not waited for."""
         self._closed = True
         for lane in self._lanes.values():
             lane.close()
@@ -80,7 +80,7 @@ class PendingScores:
                 )
 
     def _score(self, column: int, rows: range, pixels: Images) -> None:
-        """In a lane's thread. No two calls write to the same cells of the table."""
+        """Runs in a lane's thread. No two calls write to the same cells of the table."""
         if self._closed or self._error is not None:
             return
         try:
@@ -100,7 +100,7 @@ class PendingScores:
 
 
 def _failure(name: str, error: BaseException) -> Exception:
-    """An error that the caller's thread can raise: SystemExit and the like would end it as if the program were done."""
+    """An error that the caller's thread can raise. SystemExit would end the program without an error message."""
     if isinstance(error, Exception):
         return error
     failure = RewardFailed(f"reward {name!r} failed: {type(error).__name__}: {error}")
@@ -113,8 +113,8 @@ def _lane(reward: CalledReward) -> str:
 
 
 class Lane:
-    """Threads that work off a queue. They are daemons: a reward that hangs must not keep a program alive that was asked
-    to stop. A ThreadPoolExecutor's threads would."""
+    """A queue of jobs and its worker threads. They are daemon threads, so that a reward that hangs cannot keep the
+    program from ending, as it would in a ThreadPoolExecutor."""
 
     def __init__(self, threads: int, name: str = "rewards") -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -129,7 +129,7 @@ class Lane:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """No more jobs."""
+        """No more jobs will be put. The threads end after the jobs in the queue."""
         for _ in self._threads:
             self._jobs.put(None)
 

@@ -1,8 +1,7 @@
 """What a reward is.
 
-A reward scores uint8 images or videos for their prompts, one finite number each. `applies_to` is asked before any image
-is scored; for prompts that it does not apply to, a reward is never called. It returns None for an image that it cannot
-judge although its prompt is applicable. NaN is always an error.
+A reward scores uint8 images or videos for their prompts: one finite number each. It is called only for prompts that its
+`applies_to` accepts. For an image that it cannot judge, `score` returns None. NaN is always an error.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Scores = Sequence[float | None]
 """One finite number for each image, or None where the reward cannot judge it."""
 Precision = Literal["float32", "bfloat16", "float16"]
 METADATA = "metadata"
-"""Argument under which a function gets the prompts' metadata."""
+"""Name of the argument by which a function gets the prompts' metadata"""
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ class Traits:
     device: str | None = None
     """Where it has to run, such as `cpu`; None: where the trained model is."""
     precision: Precision = "float32"
-    """A lower one runs its torch operations under autocast."""
+    """With bfloat16 or float16, its torch operations run under autocast."""
     range: tuple[float, float] = (-math.inf, math.inf)
     """Lowest and highest possible score. A score outside is an error."""
     higher_is_better: bool = True
-    """If not, its scores count with the opposite sign everywhere."""
+    """If False, its scores are negated before training, logs and evaluations use them."""
     deterministic: bool = False
     """The same images and prompts always get the same scores, so a batch seen before need not be scored again."""
     media: Media = "image"
@@ -57,12 +56,12 @@ class Traits:
     """Batches in flight at once, for a reward that waits for other machines. None: it computes here, one batch at a
     time, and takes turns with the other rewards on its device."""
     retries: int = 1
-    """Further attempts after a failure."""
+    """Retries after a failure."""
 
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """What a reward sees."""
+    """The input of a reward."""
 
     images: Images
     """[B, H, W, 3] uint8, for videos [B, F, H, W, 3]"""
@@ -71,7 +70,7 @@ class RewardBatch:
 
 
 class Reward(Protocol):
-    """The protocol. Derive from `RewardBase` to write only `score`."""
+    """The protocol of a reward. With `RewardBase` as base class only `score` has to be written."""
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether images of the prompt can be scored."""
@@ -108,7 +107,7 @@ def traits_of(reward: Reward) -> Traits:
 
 
 class RewardBase:
-    """A reward that applies to every prompt and has nothing to load. Derived classes write `score`.
+    """A reward that applies to every prompt and has nothing to load. Derived classes implement `score`.
 
     Parameters are declared by a class `Params` inside it: a `Section`, so that unknown keys are refused and the
     docstring under a field is its documentation. Paths of type `ModelPath` and `FilePath` count from the config's
@@ -117,9 +116,9 @@ class RewardBase:
 
     traits = Traits()
     repeats = 0
-    """Attempts that it repeated itself within its calls; they are counted as failures and retries in the metrics."""
+    """Retries that the reward made itself, inside `score`. The metrics count each as a failure and a retry."""
     Params: type[Section] = Section
-    """A reward that declares none takes none."""
+    """Parameters that the reward takes; none by default."""
     params: Any
 
     def __init__(self, **params: Any) -> None:
@@ -127,7 +126,7 @@ class RewardBase:
 
     @classmethod
     def params_model(cls, params: Mapping[str, Any]) -> type[Section]:
-        """What checks ``params``. A reward overrides it where one parameter decides which others there are."""
+        """The model that checks ``params``. Override it if one parameter decides which others there are."""
         return cls.Params
 
     def applies_to(self, prompt: Prompt) -> bool:

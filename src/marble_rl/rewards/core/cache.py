@@ -1,7 +1,7 @@
 """A cache for the scores of whole batches.
 
-The key is the content of a whole batch, not of one image: a model's score may depend on its batch in the last bits, so
-only the same batch is sure to get the same scores, and a run with a cache stays the run without one, bit for bit.
+The key is the content of a whole batch, not of one image: the last bits of a model's score may depend on the other
+images of the batch. So a run with a cache gives the same result as one without, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BATCHES = 4096
 
 
 class ScoreCache:
-    """The scores of the batches seen last, for one reward."""
+    """Scores of the batches that one reward scored last."""
 
     def __init__(self, limit: int = BATCHES) -> None:
         self._limit = limit
@@ -29,7 +29,7 @@ class ScoreCache:
         with self._lock:
             scores = self._scores.pop(key, None)
             if scores is not None:
-                self._scores[key] = scores  # the newest come last
+                self._scores[key] = scores  # now the most recently used, so last
             return scores
 
     def put(self, key: bytes, scores: Scores) -> None:

@@ -19,7 +19,7 @@ from marble_rl.devices import pick_device
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, deadline_in, traits_of
 from marble_rl.rewards.core.cache import ScoreCache, content_key
-from marble_rl.rewards.core.retries import AttemptsFailed, RetryPolicy
+from marble_rl.rewards.core.retries import AllAttemptsFailed, RetryPolicy
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Media, Prompt
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass
 class Counts:
-    """What a reward did so far."""
+    """Counts of a reward's calls so far."""
 
     calls: int = 0
     """Attempts at a batch, including those that failed or are in flight."""
@@ -37,7 +37,7 @@ class Counts:
     failures: int = 0
     """Attempts that returned no usable scores."""
     retries: int = 0
-    """Attempts made because an earlier one failed."""
+    """Attempts made because the one before failed."""
     cached: int = 0
     """Batches whose scores came from the cache."""
     seconds: float = 0.0
@@ -64,7 +64,7 @@ class CalledReward:
 
     @property
     def counts(self) -> Counts:
-        """So far, with the attempts that the reward repeated itself."""
+        """Counts so far, including retries that the reward made itself (`RewardBase.repeats`)."""
         repeats = getattr(self.reward, "repeats", 0)
         with self._lock:
             return replace(
@@ -81,11 +81,12 @@ class CalledReward:
         return self.traits.retries if self.config.retries is None else self.config.retries
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """The prompt file decides first, then the reward itself."""
+        """Whether both the prompt file and the reward itself (`suits`) say so."""
         return (prompt.rewards is None or self.name in prompt.rewards) and self.suits(prompt)
 
     def suits(self, prompt: Prompt) -> bool:
-        """The reward's own `applies_to`. Errors in it are bad input before the reward is loaded, failures after."""
+        """The reward's own `applies_to`. Its errors become an InputError before the reward is loaded, a RewardFailed
+        after."""
         try:
             return bool(self.reward.applies_to(prompt))
         except InputError as error:
@@ -99,7 +100,7 @@ class CalledReward:
             ) from error
 
     def load(self, device: torch.device) -> None:
-        """Load its weights on the device that its config, else its traits, else the caller names."""
+        """Load its weights on the device that its config names, else its traits, else the caller."""
         wanted = self.config.device or self.traits.device
         self.device = device if wanted is None else pick_device(wanted, f"rewards ({self.name}).device")
         self.reward.load(self.device)
@@ -159,14 +160,14 @@ class CalledReward:
             self.retries,
             self.config.backoff,
             on_retry=lambda: self._count(retries=1),
-            errors=BaseException,  # a reward that calls sys.exit, or panics in Rust, has failed like others
+            errors=BaseException,  # sys.exit in a reward, or a panic in a Rust extension, is a failure too
         )
         try:
             return policy.call(lambda _: self._attempt(batch))
-        except AttemptsFailed as error:
+        except AllAttemptsFailed as error:
             raise RewardFailed(self._explained(error, batch)) from error.failures[-1]
 
-    def _explained(self, error: AttemptsFailed, batch: RewardBatch) -> str:
+    def _explained(self, error: AllAttemptsFailed, batch: RewardBatch) -> str:
         row = getattr(error.failures[-1], "row", 0)
         known = isinstance(row, int) and 0 <= row < len(batch.prompts)  # another library's exception may have a `row`
         prompt = batch.prompts[row if known else 0]
@@ -211,7 +212,7 @@ class BadScore(ValueError):
 
 
 def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) -> list[float | None]:
-    """The scores, if there is one finite number in the reward's range, or None, for each image."""
+    """Check that there is one score per image, each None or a finite number in the reward's range; returns them."""
     numbers = [None if score is None else float(score) for score in scores]
     if len(numbers) != len(batch.prompts):
         raise BadScore(f"returned {len(numbers)} scores for {len(batch.prompts)} images")

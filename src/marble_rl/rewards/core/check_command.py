@@ -43,7 +43,7 @@ HOST = "host"
 
 
 class ChecksFailed(MarbleError):
-    """A reward could not be loaded, did not score, or broke what it declares."""
+    """A reward could not be loaded, did not score, or does not do what its traits declare."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class RewardCheck:
     name: str
     prompt: str | None = None
     score: float | None = None
-    """Of the sample picture; None if the reward gave none."""
+    """Score of the sample image; None if the reward returned None."""
     milliseconds: float | None = None
-    """For one image of a batch, once it is warm."""
+    """Time per image, measured on the second call with a batch"""
     memory_bytes: int | None = None
     """Held on its device after loading and scoring, including packages that it was the first to import."""
     finite: bool = False
-    """Whether every picture got a finite score, or None."""
+    """Whether every score is finite or None"""
     deterministic: bool | None = None
     """Whether a second call gave the same scores, bit for bit."""
     batch_difference: float | None = None
@@ -72,7 +72,7 @@ def check_reward(
     reward: CalledReward, device: torch.device, prompts: Sequence[Prompt], image: Images | None
 ) -> RewardCheck:
     """Load the reward and score a few pictures with it. Its errors become part of the result."""
-    before = _occupied()  # everywhere: where the reward will be is known once it is loaded
+    before = _memory_in_use()  # on all devices: only after loading is it known which one the reward uses
     try:
         reward.load(device)
         prompt = next((p for p in prompts if reward.applies_to(p)), None) or _fitting_sample(reward)
@@ -104,7 +104,7 @@ def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: 
     first, _ = _timed(reward, batch)
     second, seconds = _timed(reward, batch)
     alone = [reward.score_fresh(RewardBatch(pictures[i : i + 1], [prompt]))[0] for i in range(len(pictures))]
-    place = _place(reward.device)
+    place = _memory_key(reward.device)
     deterministic = first == second
     broken = reward.traits.deterministic and not deterministic
     return RewardCheck(
@@ -112,7 +112,7 @@ def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: 
         prompt.text,
         first[0],
         1000 * seconds / len(pictures),
-        max(_occupied()[place] - before[place], 0),
+        max(_memory_in_use()[place] - before[place], 0),
         True,  # `score_fresh` raises if a score is not finite
         deterministic,
         max((abs(a - b) for a, b in zip(first, alone, strict=True) if a is not None and b is not None), default=None),
@@ -126,13 +126,13 @@ def _timed(reward: CalledReward, batch: RewardBatch) -> tuple[Scores, float]:
     return scores, time.perf_counter() - began
 
 
-def _occupied() -> dict[str, int]:
-    """Bytes by place: what this process holds in memory, and what torch holds on each card."""
+def _memory_in_use() -> dict[str, int]:
+    """Bytes in use: of this process in host memory, and of torch on each GPU."""
     cards = {f"cuda:{card}": torch.cuda.memory_allocated(card) for card in range(torch.cuda.device_count())}
     return {HOST: resident(), **cards}
 
 
-def _place(device: torch.device) -> str:
+def _memory_key(device: torch.device) -> str:
     if device.type != "cuda":
         return HOST
     return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
@@ -175,7 +175,7 @@ def _moving(pictures: Images) -> Images:
 
 
 def print_checks(checks: Sequence[RewardCheck], rewards: Mapping[str, Traits], console: Console) -> None:
-    """``rewards``: what each declares."""
+    """Print the results. ``rewards``: the traits of each reward."""
     table = Table(box=SIMPLE_HEAD, caption_justify="left")
     table.add_column("reward", no_wrap=True)
     for column in ("score", "range", "ms/image", "MiB", "finite", "deter-\nministic", "in\nbatch"):

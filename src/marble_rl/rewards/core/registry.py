@@ -78,7 +78,7 @@ def _find(type_name: str, key: str) -> Any:
 
 
 def construct(target: type, params: Mapping[str, Any], where: str) -> Any:
-    """An object of a class, its parameters checked first: by its `Params`, or by the signature of its constructor."""
+    """Construct an object. Its parameters are checked first, by its `Params` or by the signature of its constructor."""
     model = _params_model(target, params, where)
     if model is None:
         _check_arguments(list(inspect.signature(target).parameters.values()), params, where)
@@ -95,7 +95,7 @@ def construct(target: type, params: Mapping[str, Any], where: str) -> Any:
 
 
 def _params_model(target: Any, params: Mapping[str, Any], where: str) -> type[Section] | None:
-    """What checks the parameters; None where the class or function does not declare them."""
+    """The model that checks the parameters; None if the class or function does not declare one."""
     try:
         model = target.params_model(params) if hasattr(target, "params_model") else getattr(target, "Params", None)
     except InputError as error:
@@ -105,43 +105,44 @@ def _params_model(target: Any, params: Mapping[str, Any], where: str) -> type[Se
 
 
 def with_absolute_paths(type_name: str, params: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Parameters in which paths count from ``folder``, made absolute as the types in the reward's `Params` say.
+    """Make relative paths in ``params`` absolute; they are relative to ``folder``. The reward's `Params` say which are
+    paths.
 
-    Mistakes are left for `build_reward` to report: a run's config can be read where its rewards are not installed. For
-    the same reason a reward is only imported where a parameter names something on this machine.
+    Mistakes are not reported here but by `build_reward`, so that a run's config can be read where its rewards are not
+    installed. For the same reason the reward is imported only if some parameter is an existing path.
     """
-    if not any(os.path.exists(folder / text) or os.path.exists(text) for text in _texts(params.values())):
+    if not any(os.path.exists(folder / text) or os.path.exists(text) for text in _strings(params.values())):
         return params
     try:
         model = _params_model(_find(type_name, "type"), params, "params")
         absolute = None if model is None else model.model_validate(params, context={FOLDER: folder})
     except (InputError, ValidationError):
         return params
-    return params if absolute is None else _with_texts(params, absolute.model_dump(mode="json", exclude_unset=True))
+    return params if absolute is None else _with_strings(params, absolute.model_dump(mode="json", exclude_unset=True))
 
 
-def _texts(values: Iterable[Any]) -> Iterable[str]:
+def _strings(values: Iterable[Any]) -> Iterable[str]:
     for value in values:
         if isinstance(value, str):
             yield os.path.expanduser(value)
         elif isinstance(value, Mapping):
-            yield from _texts(value.values())
+            yield from _strings(value.values())
 
 
-def _with_texts(given: Any, absolute: Any) -> Any:
-    """``given`` with the texts of ``absolute``; numbers stay as they were written."""
+def _with_strings(given: Any, absolute: Any) -> Any:
+    """``given`` with its strings replaced by those of ``absolute``; numbers stay as they were written."""
     if isinstance(given, Mapping) and isinstance(absolute, Mapping):
-        return {name: _with_texts(value, absolute.get(name, value)) for name, value in given.items()}
+        return {name: _with_strings(value, absolute.get(name, value)) for name, value in given.items()}
     return absolute if isinstance(given, str) and isinstance(absolute, str) else given
 
 
 def _params_of_function(function: Callable[..., Any], what: str) -> list[inspect.Parameter]:
-    """The arguments besides images, prompts and metadata."""
+    """The function's parameters besides images, prompts and metadata."""
     needed = "it must take (images, prompts, ...) by position, see docs/adding_a_reward.md"
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{what} does not say what it takes ({error}); {needed}") from None
+        raise InputError(f"{what} has no signature ({error}); {needed}") from None
     parameters = list(signature.parameters.values())
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]
     if len(by_position) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):

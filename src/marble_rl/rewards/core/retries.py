@@ -1,4 +1,4 @@
-"""One policy for repeated attempts: how many, after which pause, and until when."""
+"""The retry policy: how many retries, the pauses between them, and when to give up."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class AttemptFailed(RuntimeError):
     """An attempt that failed in a known way."""
 
     final = False
-    """Whether every other attempt would fail as well, as with a wrong key."""
+    """Whether a retry would fail as well, as with a wrong API key."""
     pause = 0.0
-    """Seconds that a server asked to wait before the next attempt."""
+    """Seconds that the server asks us to wait before the next attempt."""
 
 
-class AttemptsFailed(Exception):
+class AllAttemptsFailed(Exception):
     """No attempt succeeded."""
 
     def __init__(self, failures: Sequence[BaseException]) -> None:
@@ -31,7 +31,7 @@ class AttemptsFailed(Exception):
         self.attempts = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
 
     def reasons(self, describe: Callable[[BaseException], str] = str) -> str:
-        """Each different reason once, with its count where others occurred as well."""
+        """The different reasons. A reason that occurred several times, but not always, has its count."""
         reasons = [describe(failure) for failure in self.failures]
         counts = {reason: reasons.count(reason) for reason in reasons}
         return "; ".join(f"{r} ({n} times)" if 1 < n < len(reasons) else r for r, n in counts.items())
@@ -39,25 +39,25 @@ class AttemptsFailed(Exception):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Up to ``retries`` further attempts after a failure, with pauses that double."""
+    """Up to ``retries`` retries after a failure, with pauses that double."""
 
     retries: int
     backoff: float
-    """Seconds before the first further attempt."""
+    """Seconds before the first retry."""
     on_retry: Callable[[], None]
-    """Called before each further attempt, to count it. May be called by several threads at once."""
+    """Called before each retry, to count it. May be called by several threads at once."""
     longest_pause: float = 60.0
     errors: type[BaseException] = AttemptFailed
-    """Failures after which another attempt is made; others are raised at once, as is KeyboardInterrupt."""
+    """Exceptions that are retried. Others are raised at once, and so is KeyboardInterrupt."""
 
     def call(
         self, attempt: Callable[[int], T], jitter: random.Random | None = None, stop: threading.Event | None = None
     ) -> T:
         """The result of the first of ``attempt(0)``, ``attempt(1)``, ... that succeeds.
 
-        Raises AttemptsFailed after the last attempt or a final failure, once ``stop`` is set, or if the pause would
-        outlast the deadline of this thread. ``jitter`` takes up to half off each pause, so that requests that failed
-        together do not come back all at once.
+        Raises AllAttemptsFailed after the last attempt, after a final failure, once ``stop`` is set, or if the pause
+        would end after the deadline of this thread. ``jitter`` shortens each pause by up to half, at random, so that
+        requests that failed together are not retried together.
         """
         failures: list[BaseException] = []
         for number in range(self.retries + 1):
@@ -71,10 +71,10 @@ class RetryPolicy:
                 failures.append(error)
             if number == self.retries or not self._wait(number, failures[-1], jitter, stop or threading.Event()):
                 break
-        raise AttemptsFailed(failures)
+        raise AllAttemptsFailed(failures)
 
     def _wait(self, number: int, error: BaseException, jitter: random.Random | None, stop: threading.Event) -> bool:
-        """Pause before the next attempt; whether there is to be one."""
+        """Pause before the next attempt. Returns False if there must not be one."""
         pause = self.backoff * 2.0 ** min(number, 64) * (jitter.uniform(0.5, 1.0) if jitter else 1.0)
         if isinstance(error, AttemptFailed):
             if error.final:

@@ -1,7 +1,7 @@
 """Stage 3: score images with every reward that applies to them.
 
-Images go to a reward in batches of a fixed number of neighbouring rows (whole groups in training), so that a score
-does not depend on how the rest of the work was divided.
+Images go to a reward in batches of consecutive rows: in training one group, in evaluations a fixed number. Of each
+batch, the reward gets the images that it applies to. So a score does not depend on how work is divided over ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Scorer:
         return self._rewards[name]
 
     def load(self, device: torch.device) -> list[str]:
-        """Load every reward's weights. Optional rewards that cannot be loaded are left out; returns remarks on them."""
+        """Load every reward's weights. Optional rewards that cannot be loaded are left out; returns a remark on
+        each."""
         remarks = []
         for name, reward in list(self._rewards.items()):
             try:
@@ -50,7 +51,7 @@ class Scorer:
         return remarks
 
     def check_applicability(self, names: Sequence[str], prompts: Sequence[Prompt]) -> None:
-        """Raise InputError unless each of these rewards applies to one of the prompts."""
+        """Raise InputError unless each of these rewards applies to at least one of the prompts."""
         for name in names:
             if not any(self._rewards[name].applies_to(prompt) for prompt in prompts):
                 raise InputError(
@@ -69,8 +70,8 @@ class Scorer:
     def in_background(
         self, names: Sequence[str], prompts: Sequence[Prompt], off: Collection[str] = ()
     ) -> Iterator[PendingScores]:
-        """Score batch after batch of the prompts' images while the caller goes on. Rewards that are ``off`` have their
-        columns in the table, but apply to nothing."""
+        """Score images in the background, in the batches that the caller adds. ``prompts``: one for each image, in
+        order. Rewards in ``off`` keep their columns in the table, but apply to no image."""
         rewards = [self._rewards[name] for name in names]
         cells = [r.name not in off and r.applies_to(prompt) for prompt in prompts for r in rewards]
         applicable = torch.tensor(cells, dtype=torch.bool).reshape(len(prompts), len(rewards))
@@ -90,7 +91,7 @@ class Scorer:
                 if not reward.traits.higher_is_better:  # the table holds negated scores
                     low, high = (None if high is None else -high), (None if low is None else -low)
                 values[:, column].clamp_(low, high)
-        # Cells where the reward does not apply stay 0, as everywhere.
+        # Cells where the reward does not apply stay 0.
         return replace(table, values=torch.where(table.applicable, values, table.values))
 
     def check_media(self, media: Media) -> None:
@@ -109,5 +110,5 @@ class Scorer:
         return sum(reward.counts.seconds for reward in self._rewards.values())
 
     def counts(self) -> dict[str, Counts]:
-        """What each reward did so far."""
+        """Counts of each reward's calls so far."""
         return {name: reward.counts for name, reward in self._rewards.items()}

@@ -10,12 +10,12 @@ from marble_rl.section import FOLDER, Name, Section
 
 
 class WatchConfig(Section):
-    """Watching an evaluation-only reward during training, for signs that the trained ones are being exploited."""
+    """Watch an evaluation-only reward during training, for signs that the trained rewards are exploited."""
 
     action: Literal["warn", "stop"] = "warn"
     """What to do when it falls while the trained rewards rise: `warn`, or `stop` the run with everything saved."""
     window: Annotated[int, Field(ge=2)] = 10
-    """Rollouts whose mean is compared with that of as many earlier ones."""
+    """Rollouts in a window. The mean of the newest window is compared with the highest mean of an earlier one."""
 
 
 class RewardChoice(Section):
@@ -51,32 +51,34 @@ class RewardConfig(RewardChoice):
     optional: bool = False
     """Only for evaluation-only rewards: go on without it where it cannot be loaded (a package is missing, say)."""
     watch: WatchConfig | None = None
-    """Only for evaluation-only rewards: score it on the training images too (`watch/<name>`), and sound the alarm when
-    it falls while the trained rewards rise; null does not."""
+    """Only for evaluation-only rewards: also score the training images (`watch/<name>`), and warn or stop when it
+    falls while the trained rewards rise; null does not."""
     clip: tuple[float | None, float | None] | None = None
-    """[lowest, highest] score that training tells apart, in the reward's own units, null for no bound. Beyond it more
-    brings no advantage; logs and evaluations show the scores as they are."""
+    """[lowest, highest] bounds that scores are clamped to for training, in the reward's own units; null for no bound.
+    Logs and evaluations show the scores before clamping."""
     schedule: list[tuple[Annotated[int, Field(ge=0)], PositiveInt | None]] | None = None
-    """[from, until] pairs of steps in which it is trained, null for no end; outside them it is not even scored in
-    training. null always trains it."""
+    """Pairs [from, until] of steps between which it is trained (until excluded; null: no end). Outside them, training
+    does not score it either. null: always trained."""
     device: str | None = None
-    """Where its model runs, such as `cpu` or `cuda:1`; null leaves it to the reward, mostly the trained model's."""
+    """Where its model runs, such as `cpu` or `cuda:1`. null: what the reward declares, by default the trained model's
+    device."""
     precision: Literal["float32", "bfloat16", "float16"] | None = None
-    """Of its torch operations, by autocast; null leaves it to the reward."""
+    """Precision of its torch operations, by autocast. null: what the reward declares, by default float32."""
     batch_size: PositiveInt | None = None
-    """Most images in one call; null leaves it to the reward, mostly all of a group."""
+    """Most images in one call. null: what the reward declares, by default no limit (in training a whole group)."""
     cache: bool | None = None
-    """Whether a batch that it has scored before keeps its scores; null does so if the reward is deterministic."""
+    """Whether to cache scores, so that a batch is not scored twice. null: only if the reward declares itself
+    deterministic."""
     retries: Annotated[int, Field(ge=0)] | None = None
-    """Further attempts after a failure, then the run stops with everything saved; null leaves it to the reward,
-    mostly 1."""
+    """Retries after a failure. If all fail, the run stops with everything saved. null: what the reward declares, by
+    default 1."""
     backoff: NonNegativeFloat = 0.5
-    """Seconds before the first further attempt, doubled for each one after it."""
+    """Seconds before the first retry, doubled for each one after it."""
     timeout: PositiveFloat | None = None
     """Seconds that one call may take; null sets no limit."""
 
     def on_at(self, step: int) -> bool:
-        """Whether its schedule covers a step."""
+        """Whether it is trained at a step, by its schedule."""
         if self.schedule is None:
             return True
         return any(begin <= step and (end is None or step < end) for begin, end in self.schedule)

@@ -16,7 +16,7 @@ import torch
 
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Scores, Traits
-from marble_rl.rewards.core.retries import AttemptFailed, AttemptsFailed, RetryPolicy
+from marble_rl.rewards.core.retries import AllAttemptsFailed, AttemptFailed, RetryPolicy
 from marble_rl.rewards.remote.http_client import HttpClient, Reply, bearer, read_secret
 from marble_rl.rewards.remote.settings import RemoteParams
 from marble_rl.rewards.remote.wire import (
@@ -168,7 +168,7 @@ class Remote(RewardBase):
 
         try:
             return self._policy.call(attempt)
-        except AttemptsFailed as error:
+        except AllAttemptsFailed as error:
             message = f"remote reward {self.reward!r} failed after {error.attempts}: {error.reasons()}"
             raise RemoteFailed(message) from error.failures[-1]
 

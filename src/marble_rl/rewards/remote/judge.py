@@ -22,7 +22,7 @@ from PIL import Image
 
 from marble_rl.rewards.core.background import Lane
 from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits, seconds_to_deadline
-from marble_rl.rewards.core.retries import AttemptsFailed, RetryPolicy
+from marble_rl.rewards.core.retries import AllAttemptsFailed, RetryPolicy
 from marble_rl.rewards.remote.chat import ChatError, ChatServer
 from marble_rl.rewards.remote.settings import PLACEHOLDER, JudgeParams, UnifiedRewardParams
 from marble_rl.types import Prompt
@@ -102,7 +102,7 @@ class Judge(RewardBase):
     def _retried(self, attempt: Callable[[int], T], seed: str, stop: threading.Event | None = None) -> T:
         try:
             return self._policy.call(attempt, random.Random(seed), stop)
-        except AttemptsFailed as error:
+        except AllAttemptsFailed as error:
             last = error.failures[-1]
             if len(error.failures) > 1:
                 last.args = (f"{last} (attempt {len(error.failures)} of {self.params.retries + 1})",)
