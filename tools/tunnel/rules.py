@@ -1,10 +1,11 @@
-"""Rules that are tried in the tunnel alone: what the parts of fair balancing contribute, and other solvers on the same
-momenta. `type:key=value,...` names any rule with settings, such as `fair:momentum=0.98`."""
+"""Rules that are tried in the tunnel alone: what the parts of fair balancing contribute, and other ways to weigh the
+same momenta. `name:key=value,...` gives a rule settings, such as `fair:momentum=0.98`."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,17 +13,25 @@ from torch import Tensor
 
 from marble_rl.balancing.averaging import nearest_gram
 from marble_rl.balancing.base import Weighing
-from marble_rl.balancing.fair import Fair
+from marble_rl.balancing.fair import Fair, FairSettings
+from marble_rl.balancing.fair_harmonizer import FairHarmonizer, FairShares
 from marble_rl.balancing.min_norm import as_gram, min_norm
-from marble_rl.balancing.proportional import proportional_shares
+from marble_rl.balancing.proportional import ProportionalShares
 from marble_rl.errors import InputError
 from marble_rl.gradients.accumulate import RewardGradients
+from marble_rl.gradients.metric import gram, half_products
+
+
+class VariantSettings(FairSettings):
+    """Those of `fair`."""
+
+    type: str  # type: ignore[assignment]
 
 
 class StepsAlongMomenta(Fair):
-    """The first moment of AdamW is sum_k w_k m_k, with today's weights: the alternative to feeding AdamW with
-    sum_k w_k g_k."""
+    """The first moment of AdamW is sum_k w_k m_k with today's weights: the alternative to feeding it sum_k w_k g_k."""
 
+    Settings = VariantSettings
     _weights: Tensor
 
     def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
@@ -31,88 +40,131 @@ class StepsAlongMomenta(Fair):
         return weighing
 
     def first_moment(self) -> Tensor:
-        assert self._momenta is not None
-        return self._weights.to(self._momenta) @ self._momenta
+        momenta = torch.stack(list(self.tensors().values()))
+        return self._weights.to(momenta) @ momenta
 
 
-class MeanOnMomenta(Fair):
+class Variant(Fair):
+    """`fair` with another harmonizer."""
+
+    Settings = VariantSettings
+    harmonizer_class: ClassVar[type[FairHarmonizer]]
+
+    def __init__(self, settings: Any, rewards: Sequence[str], **context: Any) -> None:
+        super().__init__(settings, rewards, **context)
+        self.harmonizer = self.harmonizer_class(rewards, settings.momentum, settings.ridge, self.priorities)
+
+
+class _Equal(FairHarmonizer):
+    def solve(self, unit: Tensor, priorities: Tensor) -> ProportionalShares:
+        k = len(unit)
+        return ProportionalShares(torch.full((k,), (k / float(unit.sum().clamp_min(1e-9))) ** 0.5).double(), 0.0)
+
+
+class MeanOnMomenta(Variant):
     """Equal shares of the unit momenta: momentum without fairness."""
 
-    def solve(self, unit: Tensor) -> Tensor:
-        k = len(unit)
-        return torch.ones(k, dtype=torch.float64) * (k / float(unit.sum().clamp_min(1e-9))) ** 0.5
+    harmonizer_class = _Equal
 
 
-class MinNormOnMomenta(Fair):
-    """MARBLE's criterion on the momenta. Scaled to a length of about 1 for each reward, as fair's shares are."""
-
-    def solve(self, unit: Tensor) -> Tensor:
-        return len(unit) * min_norm(unit).alpha
+class _MinNorm(FairHarmonizer):
+    def solve(self, unit: Tensor, priorities: Tensor) -> ProportionalShares:
+        return ProportionalShares(len(unit) * min_norm(unit).alpha, 0.0)
 
 
-class FairOnSignal(Fair):
-    """Fairness in what the momenta have in common beyond noise.
+class MinNormOnMomenta(Variant):
+    """MARBLE's criterion on the momenta, with shares that sum to K."""
+
+    harmonizer_class = _MinNorm
+
+
+class _UpGrad(FairHarmonizer):
+    def solve(self, unit: Tensor, priorities: Tensor) -> ProportionalShares:
+        from scipy.optimize import nnls
+
+        matrix = as_gram(unit)
+        factor = np.linalg.cholesky(matrix + 1e-6 * np.eye(len(matrix))).T
+        total = np.ones(len(matrix))
+        for k in range(len(matrix)):
+            total += nnls(factor, -factor[:, k])[0]
+        return ProportionalShares(torch.as_tensor(total), 0.0)
+
+
+class UpGradOnMomenta(Variant):
+    """UPGrad (Quinton and Rey 2024): the sum of the unit momenta, each projected to where it opposes none."""
+
+    harmonizer_class = _UpGrad
+
+
+class _OnSignal(FairHarmonizer):
+    """Cosines of the momenta without their noise.
 
     A momentum of pure noise has c = (1 - b) / (1 + b) of the mean squared gradient of a batch, so that
     S = (M - c Q) / (1 - c), Q the running mean of the batches' Gram matrices, estimates the products of the true
-    gradients. Its cosines replace those of the noisy momenta.
+    gradients. Q takes in a batch when it is weighed, not when it is committed: in the tunnel no step fails.
     """
 
-    _products: Tensor | None = None
+    _batches: Tensor | None = None
 
-    def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
-        b = self.settings.momentum
-        gram = gradients.gram.cpu()
-        old = torch.zeros_like(gram) if self._products is None else self._products
-        self._products = b * old + (1 - b) * gram
-        return super().weigh(step, gradients)
+    def weigh(self, g: Tensor, off: Sequence[str] = ()) -> FairShares:
+        b, new = self.momentum, gram(g)
+        self._batches = (1 - b) * new if self._batches is None else b * self._batches + (1 - b) * new
+        return super().weigh(g, off)
 
-    def _shares(self, gram: Tensor, norms: Tensor) -> Tensor:
-        b = self.settings.momentum
-        assert self._products is not None
-        signal = gram - (1 - b) / (1 + b) * self._products
-        active = norms > 0
-        shares = torch.zeros_like(norms)
-        n = norms[active]
-        # A reward without visible signal keeps a little of its momentum's length.
-        own = (signal.diagonal()[active] / n**2).clamp(0.05, 1.0).sqrt()
-        cosines = signal[active][:, active] / n[:, None] / n[None, :] / own[:, None] / own[None, :]
-        cosines = cosines.clamp(-1, 1)
-        cosines.fill_diagonal_(1.0)
-        unit = nearest_gram(cosines)
-        shares[active] = self.solve(unit / unit.diagonal().sqrt()[:, None] / unit.diagonal().sqrt()[None, :])
-        return shares
+    def signal(self, products: Tensor) -> Tensor:
+        """[K, K]: S (1 - c)"""
+        assert self._batches is not None
+        return products - (1 - self.momentum) / (1 + self.momentum) * self._batches
+
+    def shares_for(self, products: Tensor, off: Sequence[str] = ()) -> FairShares:
+        squares = products.diagonal()
+        if not bool((squares > 0).all()):
+            return super().shares_for(products, off)
+        signal = self.signal(products)
+        own = signal.diagonal().clamp(0.05 * squares, squares).sqrt()
+        cosines = (signal / own[:, None] / own[None, :]).clamp(-1, 1).fill_diagonal_(1.0)
+        cosines = nearest_gram(cosines)
+        unit = cosines / cosines.diagonal().sqrt()[:, None] / cosines.diagonal().sqrt()[None, :]
+        return super().shares_for(unit * squares.sqrt()[:, None] * squares.sqrt()[None, :], off)
 
 
-class FairBySignal(FairOnSignal):
-    """As `fair`, with priorities that grow with the signal share of a momentum."""
+class FairOnSignal(Variant):
+    """`fair` on the cosines of what is not noise."""
 
-    def _shares(self, gram: Tensor, norms: Tensor) -> Tensor:
-        b = self.settings.momentum
-        assert self._products is not None
-        active = norms > 0
-        shares = torch.zeros_like(norms)
-        n = norms[active]
-        noise = (1 - b) / (1 + b) * self._products.diagonal()[active] / n**2
-        priorities = (1 - noise).clamp_min(0.1)
-        unit = gram[active][:, active] / n[:, None] / n[None, :]
-        shares[active] = proportional_shares(unit, self.settings.ridge, priorities).shares
-        return shares
+    harmonizer_class = _OnSignal
 
 
-class UpGradOnMomenta(Fair):
-    """UPGrad (Quinton and Rey 2024): the mean of the unit momenta, each projected to where it opposes none."""
+class _BySignal(_OnSignal):
+    def shares_for(self, products: Tensor, off: Sequence[str] = ()) -> FairShares:
+        share = self.signal(products).diagonal() / products.diagonal().clamp_min(1e-300)
+        self._priorities = share.clamp(0.1, 1.0)
+        return FairHarmonizer.shares_for(self, products, off)
 
-    def solve(self, unit: Tensor) -> Tensor:
-        from scipy.optimize import nnls
 
-        gram = as_gram(unit)
-        factor = np.linalg.cholesky(gram + 1e-6 * np.eye(len(gram))).T
-        total = np.zeros(len(gram))
-        for k in range(len(gram)):
-            total += nnls(factor, -factor[:, k])[0]
-            total[k] += 1.0
-        return torch.as_tensor(total)
+class FairBySignal(Variant):
+    """`fair` with priorities that grow with the share of a momentum that is not noise."""
+
+    harmonizer_class = _BySignal
+
+
+class _InMetric(FairHarmonizer):
+    """Products in AdamW's metric, a^T P^-1 b, P what AdamW divided by in its last step."""
+
+    preconditioner: Callable[[], Tensor | None] = staticmethod(lambda: None)
+
+    def _products_after(self, g: Tensor) -> Tensor:
+        diagonal, b = self.preconditioner(), self.momentum
+        if diagonal is None or self._momenta is None:
+            return super()._products_after(g)
+        products = half_products(self._momenta, g, diagonal)
+        mixed = products[0, 1] + products[1, 0]
+        return b**2 * products[0, 0] + b * (1 - b) * mixed + (1 - b) ** 2 * products[1, 1]
+
+
+class FairInAdamsMetric(Variant):
+    """`fair` in the metric of the optimizer's step."""
+
+    harmonizer_class = _InMetric
 
 
 NAMED: dict[str, dict[str, Any]] = {
@@ -127,6 +179,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "fair_own_moment": {"type": "tools.tunnel.rules:StepsAlongMomenta"},
     "fair_on_signal": {"type": "tools.tunnel.rules:FairOnSignal"},
     "fair_by_signal": {"type": "tools.tunnel.rules:FairBySignal"},
+    "fair_in_adams_metric": {"type": "tools.tunnel.rules:FairInAdamsMetric"},
     "mean_on_momenta": {"type": "tools.tunnel.rules:MeanOnMomenta"},
     "min_norm_on_momenta": {"type": "tools.tunnel.rules:MinNormOnMomenta"},
     "upgrad_on_momenta": {"type": "tools.tunnel.rules:UpGradOnMomenta"},

@@ -21,7 +21,7 @@ from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.rollout.settings import OLD_POLICY_PRESETS
 from marble_rl.seeding import generator
 from marble_rl.training.update import Updater
-from tools.tunnel.rules import StepsAlongMomenta
+from tools.tunnel.rules import FairInAdamsMetric, StepsAlongMomenta
 from tools.tunnel.world import PROMPTS, REGIMES, SIZE, SOURCES, Flow, Prompts, Regime, prompts, scored, train_base
 
 STEPS = 200
@@ -123,6 +123,8 @@ def _train(model: Flow, rule: Balancer, regime: Regime, seed: int, steps: int) -
     """Leaves the EMA weights in ``model``."""
     policy = Policy(model)
     updater = Updater(policy, OPTIMIZER, OLD_POLICY_PRESETS["on_policy"], steps)  # type: ignore[arg-type]
+    if isinstance(rule, FairInAdamsMetric):
+        rule.harmonizer.preconditioner = lambda: _divisor(updater)  # type: ignore[attr-defined]
     lengths, weights = 0.0, torch.zeros(len(regime.rewards), dtype=torch.float64)
     for step in range(steps):
         batch, halves, group_ids = _draw(regime, seed, step)
@@ -149,6 +151,16 @@ def _replace_first_moment(updater: Updater, gradient: Tensor, moment: Tensor) ->
     for state in updater.optimizer.state.values():
         b = updater.optimizer.param_groups[0]["betas"][0]
         state["exp_avg"].copy_((moment - (1 - b) * gradient) / b)
+
+
+def _divisor(updater: Updater) -> Tensor | None:
+    """[P]: sqrt(v_hat) + eps of AdamW's last step; None before the first one."""
+    for state in updater.optimizer.state.values():
+        group = updater.optimizer.param_groups[0]
+        corrected = state["exp_avg_sq"] / (1 - group["betas"][1] ** float(state["step"]))
+        divisor: Tensor = corrected.sqrt() + group["eps"]
+        return divisor
+    return None
 
 
 def _gradient(
