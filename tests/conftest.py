@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="session")
 def tiny_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the pipeline; built once per worker."""
-    from marble_rl.models.tiny import build_tiny_sd3
+    from tools.tiny import build_tiny_sd3
 
     folder = tmp_path_factory.mktemp("models") / "tiny-sd3"
     build_tiny_sd3(folder)

@@ -69,7 +69,7 @@ def work_tree(name: str, scratch: Path) -> Iterator[Tree]:
 def compare(old: Tree, new: Tree, steps: int, scratch: Path) -> dict[str, tuple[str, str]]:
     """Digests by training: (old, new)."""
     model = scratch / "tiny-sd3"
-    new.python("-m", "marble_rl.models.tiny", str(model))
+    new.python("-m", "tools.tiny", str(model))
     tiny = ("--set", f"model.path={model}")
     few = ("--set", f"trainer.steps={steps}")
     digests = {

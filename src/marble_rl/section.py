@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -13,7 +14,6 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
-    PydanticUserError,
     ValidationError,
     ValidationInfo,
 )
@@ -78,17 +78,22 @@ def explain(error: ValidationError, section: type[BaseModel], tree: Any, prefix:
 
     ``prefix`` stands before each key.
     """
-    lines = []
+    mistakes: dict[tuple[str, str], list[str]] = {}
     for item in error.errors():
         location = _user_location(item["loc"], tree, item["type"] in ("missing", "value_error"))
         if item["type"] == UNKNOWN_TYPE:
             location = [*location, "type"]
-        key = prefix + ".".join(map(str, location))
-        lines.append(f"{key.rstrip('.') or '(top level)'}: {_mistake(item, location, section, tree)}")
-    return list(dict.fromkeys(lines))
+        key = (prefix + ".".join(map(str, location))).rstrip(".") or "(top level)"
+        mistake = _mistake(item, location, section, tree)
+        given = "" if mistake else f", got {shown(item['input'])}"
+        mistakes.setdefault((key, given), []).append(mistake or _expected(item))
+    lines = [f"{key}: {' or '.join(dict.fromkeys(what))}{given}" for (key, given), what in mistakes.items()]
+    # Of a union, pydantic reports one error for each variant.
+    return [line.replace(" or expected ", " or ") for line in lines]
 
 
 def _mistake(item: Mapping[str, Any], location: Sequence[int | str], root: type[BaseModel], tree: Any) -> str:
+    """What is wrong, if it is not the value of a key that is known; else empty."""
     kind, context = item["type"], item.get("ctx", {})
     if kind == "missing":
         return "is missing; add it"
@@ -101,13 +106,20 @@ def _mistake(item: Mapping[str, Any], location: Sequence[int | str], root: type[
         return str(item["msg"])
     if kind in ("value_error", "assertion_error"):  # the message of a validator
         return str(context["error"])
-    section, field = _field_at(root, location, tree)
     if kind == "extra_forbidden":
-        valid = list(section.model_fields)
+        valid = list(_section_at(root, location, tree).model_fields)
         near = suggestion(str(location[-1]), valid)
         return f"unknown key {location[-1]!r}.{near} Valid: {', '.join(valid) or 'none'}"
-    expected = "expected a finite number" if kind == "finite_number" else _expected(section, field)
-    return f"{expected or item['msg']}, got {shown(item['input'])}"
+    return ""
+
+
+def _expected(item: Mapping[str, Any]) -> str:
+    """What pydantic expects at a place, in its words: `Input should be a valid integer, unable to parse ...`."""
+    kind, message = item["type"], re.sub(r", (unable to|got a) .*", "", item["msg"]).replace("tuple", "list")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return "expected a mapping (key: value)"
+    number = "a number " if kind.startswith(("greater_than", "less_than")) else ""
+    return re.sub("^Input should be ", f"expected {number}", message)
 
 
 def _user_location(location: Sequence[int | str], tree: Any, last_may_be_missing: bool) -> list[int | str]:
@@ -127,21 +139,18 @@ def _holds(node: Any, part: int | str) -> bool:
     return part in node if isinstance(node, Mapping) else isinstance(node, (list, tuple)) and part in range(len(node))
 
 
-def _field_at(root: type[BaseModel], location: Sequence[int | str], tree: Any) -> tuple[type[BaseModel], list[Any]]:
-    """The innermost section on the path ``location``, and the rest of the path: a field, then perhaps
-    keys or indices in its value."""
+def _section_at(root: type[BaseModel], location: Sequence[int | str], tree: Any) -> type[BaseModel]:
+    """The innermost section on the path ``location``."""
     section, node = root, tree
     annotation: Any = root
-    inside: list[Any] = []
     for part in location:
         choices = sections_in(annotation)
         if isinstance(part, str) and choices:  # an integer is a list index, and its items share the annotation
-            section, inside = _variant(choices, node), []
+            section = _variant(choices, node)
             field = section.model_fields.get(part)
             annotation = None if field is None else field.annotation
-        inside.append(part)
         node = node[part] if _holds(node, part) else None
-    return section, inside
+    return section
 
 
 def _variant(choices: Sequence[type[BaseModel]], node: Any) -> type[BaseModel]:
@@ -160,71 +169,11 @@ def sections_in(annotation: Any) -> list[type[BaseModel]]:
     return [section for argument in get_args(annotation) for section in sections_in(argument)]
 
 
-def _expected(section: type[BaseModel], field: Sequence[Any]) -> str | None:
-    """What may stand at a place inside a section, in words; None where its schema does not say."""
-    try:
-        schema = section.model_json_schema()
-    except PydanticUserError:  # a type that JSON schemas do not know
-        return None
-    definitions = schema.get("$defs", {})
-    node: Any = schema
-    for part in field:
-        node = _resolved(node, definitions)
-        if isinstance(part, int):
-            items = node.get("prefixItems", [])
-            node = items[part] if part < len(items) else node.get("items", {})
-        else:
-            node = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
-    words = _in_words(node, definitions) if isinstance(node, dict) else ""
-    return f"expected {words}" if words else None
-
-
-def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follow references; of an optional value, take the schema that is not null."""
-    if "$ref" in schema:
-        return _resolved(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    filled = [variant for variant in schema.get("anyOf", ()) if variant.get("type") != "null"]
-    return _resolved(filled[0], definitions) if len(filled) == 1 else schema
-
-
-SIMPLE = {"null": "null", "boolean": "true or false", "object": "a mapping (key: value)"}
-
-
-def _in_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    if "$ref" in schema:
-        return _in_words(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    variants = schema.get("anyOf") or schema.get("oneOf")
-    if variants:
-        return " or ".join(dict.fromkeys(_in_words(variant, definitions) for variant in variants))
-    choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-    if choices:
-        return ("one of " if len(choices) > 1 else "") + ", ".join(map(str, choices))
-    kind = schema.get("type")
-    if kind in ("integer", "number"):
-        return ("an integer" if kind == "integer" else "a number") + _bounds(schema)
-    if kind == "string":
-        text = "a path" if schema.get("format") == "path" else "text"
-        return text + (f" that matches {schema['pattern']}" if "pattern" in schema else "")
-    if kind == "array":
-        places = schema.get("prefixItems", [])
-        items = dict.fromkeys(_in_words(item, definitions) for item in places or [schema.get("items", {})])
-        return "a list" + (f" of {len(places)}" if places else "") + f", each {' or '.join(items)}" * any(items)
-    return SIMPLE.get(str(kind), "")
-
-
-def _bounds(schema: Mapping[str, Any]) -> str:
-    if {"minimum", "maximum"} <= schema.keys():
-        words = f" from {_number(schema['minimum'])} to {_number(schema['maximum'])}"
-    else:
-        named = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "of at most"}
-        named |= {"exclusiveMaximum": "below"}
-        given = [f" {word} {_number(schema[key])}" for key, word in named.items() if key in schema]
-        words = " and".join(given)
-    return words + (f", a multiple of {_number(schema['multipleOf'])}" if "multipleOf" in schema else "")
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def first_mistake(error: ValidationError) -> str:
+    """The first of pydantic's errors on one line: `key: message`."""
+    first = error.errors(include_url=False)[0]
+    key, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
 
 
 def shown(value: Any) -> str:

@@ -21,6 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from marble_rl.errors import InputError, StorageFailed
+from marble_rl.section import first_mistake
 
 RESUME = "continue with --resume"
 """What to do once a run can write its files again."""
@@ -128,11 +129,9 @@ class Record(BaseModel):
 
 def _reason(error: Exception) -> str:
     """The first thing that is wrong: a validation lists all of them, on as many lines."""
-    if not isinstance(error, ValidationError):
-        return getattr(error, "strerror", None) or str(error)
-    first = error.errors(include_url=False)[0]
-    key, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-    return f"{key}: {message}" if key else message
+    if isinstance(error, ValidationError):
+        return first_mistake(error)
+    return getattr(error, "strerror", None) or str(error)
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from PIL import Image
 from rich.console import Console
 
 from marble_rl.bench import run
@@ -66,7 +64,6 @@ def test_memory_is_that_of_a_process_of_its_own() -> None:
 def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MEMORY_OF", (WEIGHTED_SUM, FUSED[5]))
     monkeypatch.setattr(run, "QP_SIZES", (3,))
-    monkeypatch.setattr(run, "mini_iteration", lambda: {"refresh": {"rollout": 1.0}, "ordinary": {"rollout": 1.5}})
     bench = run.run_bench(CPU, 1, SMALL, Console(file=io.StringIO()))
     run.write_bench(bench, tmp_path / "out")
     stored = json.loads((tmp_path / "out" / "bench.json").read_text())
@@ -74,26 +71,10 @@ def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored["fused_error"] < 1e-5
     assert stored["peak_bytes"]["fused, K=5"] > 0
     assert stored["workload"]["samples"] == 4
-    with Image.open(tmp_path / "out" / "bench.png") as picture:
-        assert picture.width > 600
     printed = io.StringIO()
     run.print_bench(bench, Console(file=printed, width=120))
-    for word in ("weighted sum", "fused, K=50", "us at K=3", "MiB", "1.50"):
+    for word in ("weighted sum", "fused, K=50", "us at K=3", "MiB"):
         assert word in printed.getvalue()
-
-
-def test_stages_on_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MINI_SETTINGS", {"rollout": {"groups": 3, "group_size": 2, "steps": 1}})
-    found = run.mini_iteration()
-    assert found.keys() == {"refresh", "ordinary"}
-    assert found["refresh"].keys() == {"rollout", "rewards", "gradients", "coefficients", "update"}
-    assert found["ordinary"].keys() == {"rollout", "rewards", "gradients", "update"}
-    assert all(seconds > 0 for stages in found.values() for seconds in stages.values())
-
-
-def test_stages_are_timed_with_the_demos_settings() -> None:
-    demo = yaml.safe_load((Path(__file__).parents[2] / "configs" / "mini-demo.yaml").read_text())
-    assert {section: demo[section] for section in run.MINI_SETTINGS} == run.MINI_SETTINGS
 
 
 def test_the_qp_is_timed() -> None:

@@ -80,12 +80,12 @@ def test_what_a_reference_means_hides_no_curve_and_has_room() -> None:
         assert legend.y1 <= page.height
 
 
-def test_a_row_without_an_interval_keeps_its_place() -> None:
+def test_a_row_of_intervals_stands_at_its_name() -> None:
     with styled():
         axes = Figure().subplots()
-        forest(axes, [("one", None, "r0"), ("two", Interval(0.5, 0.4, 0.6), "r1")])
+        forest(axes, [("one", Interval(0.1, 0.0, 0.2), "r0"), ("two", Interval(0.5, 0.4, 0.6), "r1")])
         names = [label.get_text() for label in axes.get_yticklabels()]
-        whisker, dot = axes.lines[:2]
+        whisker, dot = axes.lines[2:4]
     assert names == ["one", "two"]
     assert list(whisker.get_xdata()) == [0.4, 0.6]
     assert (list(dot.get_xdata()), list(dot.get_ydata())) == ([0.5], [1.0])

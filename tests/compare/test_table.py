@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from jobs import result, table
 from marble_rl.compare.job_result import Failure
 from marble_rl.compare.statistics import over_seeds
 from marble_rl.compare.table import Comparison, compare_results
-from marble_rl.compare.writing import markdown, print_table
+from marble_rl.compare.writing import markdown, print_table, write_table
 from marble_rl.errors import InputError
 from marble_rl.intervals import Interval, paired_difference
+from marble_rl.report.comparison import comparison_page
 
 
 def composites(comparison: Comparison) -> dict[str, float]:
@@ -176,6 +178,27 @@ def test_differences_go_by_the_prompts_that_both_have_a_score_of() -> None:
         assert difference.mean == pytest.approx(-0.05)
         assert difference.low <= difference.mean <= difference.high
         assert found.rows[1].figures["a"].mean == pytest.approx(0.85)
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_methods_without_a_scored_prompt_in_common_have_no_difference(seeds: tuple[int, ...], tmp_path: Path) -> None:
+    """Of the specialist a: it scores other prompts of each. Of b they have one."""
+    scores = {"weighted_sum": [1.0, 2.0, None, None], "marble": [None, None, 1.0, 1.5]}
+    found = compare_results(
+        [
+            result(method, seed, {"a": a, "b": [1.0 + seed + (method == "marble"), 2.0, 3.0, 4.0]})
+            for seed in seeds
+            for method, a in scores.items()
+        ]
+    )
+    assert found.rows[1].differences.keys() == {"b"}
+    assert found.rows[1].differences["b"].mean == pytest.approx(0.25)
+    write_table(found, tmp_path)
+    assert Comparison.read(tmp_path / "compare.json") == found
+    text = (tmp_path / "table.md").read_text()
+    assert "? no prompt has a score of both methods" in text
+    assert "nan" not in text.lower()
+    assert "The composite is not known: no prompt has a score of both" in comparison_page(tmp_path)
 
 
 def test_one_prompt_of_one_seed_has_no_interval_and_one_seed_no_arrow() -> None:

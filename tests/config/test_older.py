@@ -50,6 +50,15 @@ def test_equal_coefficients_over_norms_are_a_rule(tmp_path: Path) -> None:
     assert (balance.type, balance.refresh_every, balance.ema_decay) == ("unit_mean", 3, 0.6)
 
 
+def test_a_cache_of_scores_is_no_longer_a_setting(tmp_path: Path) -> None:
+    tree = base_config(tmp_path)
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    plain = load_config(config)
+    config.write_text(yaml.safe_dump({**tree, "rewards": [{**reward, "cache": None} for reward in tree["rewards"]]}))
+    assert load_config(config) == plain
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

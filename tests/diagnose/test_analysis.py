@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from marble_rl.balancing.harmonizer import common_direction
 from marble_rl.diagnose.analysis import (
     FIGURES,
     advantage_facts,
-    constructed_conflict,
     direction_figures,
     independent_figures,
     merged,
@@ -27,7 +25,6 @@ from marble_rl.diagnose.analysis import (
     unbiased_products,
 )
 from marble_rl.diagnose.directions import directions
-from marble_rl.diagnose.figure import draw_diagnosis
 from marble_rl.diagnose.measure import Measured, check_space
 from marble_rl.diagnose.printing import print_diagnosis
 from marble_rl.diagnose.record import Diagnosis, Sample
@@ -127,18 +124,16 @@ def test_with_larger_batches_the_harmony_holds_elsewhere_too() -> None:
 
 
 def test_the_qp_over_batches() -> None:
-    facts = qp_facts(products(10, 0.0), marble(products(10, 0.0)), K)
+    facts = qp_facts(products(10, 0.0), K)
     gram = truth() @ truth().T
     assert facts.norm == pytest.approx([common_direction(gram).norm] * 10)
-    assert facts.combined == pytest.approx(facts.norm)  # unit gradients, so the rescaling is by 1
     assert facts.near_zero == 0.0
 
 
 def test_batches_without_any_gradient_have_no_program_to_solve() -> None:
     silent = products(10, 0.0)
     silent[2:], silent[:, :, 2:] = 0.0, 0.0
-    facts = qp_facts(silent, marble(silent), K)
-    assert facts == qp_facts(products(2, 0.0), marble(products(2, 0.0)), K)
+    assert qp_facts(silent, K) == qp_facts(products(2, 0.0), K)
     shares = advantage_facts(silent, torch.eye(K, dtype=torch.float64).expand(10, K, K), K).alpha
     assert sum(share.mean for share in shares) == pytest.approx(1.0)
 
@@ -178,37 +173,6 @@ def test_noise_has_the_cosines_of_the_advantages(common: float) -> None:
 def test_two_rewards_have_no_pairs_to_compare() -> None:
     facts = advantage_facts(products(4, 1.0)[:, :2, :, :2], torch.eye(2, dtype=torch.float64).expand(4, 2, 2), 2)
     assert facts.agreement is None
-
-
-def test_a_constructed_conflict_ends_in_nothing() -> None:
-    mild, *_, total = constructed_conflict(products(10, 0.5), K, [0.0, 0.5, 0.9, 1.0])
-    assert mild.min_cos == pytest.approx(mild.norm)
-    assert mild.min_cos > 0.2
-    assert total.norm == pytest.approx(0.0, abs=1e-6)
-    assert total.weighted_sum_min_cos < 0
-
-
-def test_a_constructed_conflict_leaves_out_what_has_no_gradient() -> None:
-    """A third reward without a gradient in some batches, or in all, is as if it were not there."""
-    g = gradients(6, 0.5)
-    g[:, 2] = 0.0
-    strengths = [0.0, 0.5, 1.0]
-    assert constructed_conflict(products_of(g), K, strengths) == constructed_conflict(products_of(g), 2, strengths)
-    g[:3, 2] = gradients(3, 0.5, seed=1)[:, 2]
-    found = constructed_conflict(products_of(g), K, strengths)
-    assert all(math.isfinite(value) for one in found for value in asdict(one).values())
-    g[:, 1] = 0.0
-    assert constructed_conflict(products_of(g), K, strengths) == []
-
-
-def test_a_constructed_conflict_of_equals_passes_through_nothing() -> None:
-    """Half of the way the second gradient is 0, up to rounding: the first one is all there is."""
-    g = gradients(6, 0.5)
-    g[:, 1] = g[:, 0]
-    same, half, opposed = constructed_conflict(products_of(g), 2, [0.0, 0.5, 1.0])
-    for one in (same, half):
-        assert (one.min_cos, one.weighted_sum_min_cos, one.norm) == pytest.approx((1.0, 1.0, 1.0))
-    assert opposed.norm == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_reward_lost_in_noise_has_no_signal_at_any_size() -> None:
@@ -284,10 +248,9 @@ def measured(g: Tensor, rewards: int) -> Measured:
 
 
 def shown(found: Diagnosis, folder: Path) -> str:
-    """What is printed of a diagnosis. It is also drawn, and written and read."""
+    """What is printed of a diagnosis. It is also written and read."""
     text = io.StringIO()
     print_diagnosis(found, Console(width=200, file=text))
-    draw_diagnosis(found, folder / "diagnosis.png")
     found.write(folder / "diagnosis.json")
     assert Diagnosis.read(folder / "diagnosis.json") == found
     return text.getvalue()

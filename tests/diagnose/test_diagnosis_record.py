@@ -32,12 +32,6 @@ def test_a_diagnosis_of_the_last_release_is_read_and_written_with_a_version(tmp_
     assert Diagnosis.read(tmp_path / "new.json") == diagnosis
 
 
-def test_three_nulls_were_an_unknown_interval(kept: dict[str, Any], tmp_path: Path) -> None:
-    kept["directions"]["marble"]["each"][1] = {"mean": None, "low": None, "high": None}
-    (tmp_path / "old.json").write_text(json.dumps(kept))
-    assert Diagnosis.read(tmp_path / "old.json").directions["marble"].each[1] is None
-
-
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

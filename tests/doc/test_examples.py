@@ -123,9 +123,21 @@ def test_the_reward_with_a_path_scores_what_it_says(tmp_path: Path) -> None:
     assert black == pytest.approx(np.exp(-255 / 64))
 
 
+def test_generated_prompts_of_the_prompts_page_can_be_kept_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = ROOT / "docs" / "prompts.md"
+    (line, code), _ = python_blocks(page)
+    run.__wrapped__(page, line, code)
+    (tmp_path / "made.jsonl").write_text(capsys.readouterr().out)
+    tags = [prompt.metadata["tag"] for prompt in read_prompt_file(tmp_path / "made.jsonl").prompts]
+    assert len(tags) == 100
+    assert 60 < tags.count("counting") < 73
+
+
 def test_geneval_score_of_the_prompts_page_is_the_mean_over_tasks(tmp_path: Path) -> None:
     page = ROOT / "docs" / "prompts.md"
-    ((line, code),) = python_blocks(page)
+    _, (line, code) = python_blocks(page)
     include = [{"class": "cup", "count": 1}]
     tags = ["colors", "counting", "counting"]
     lines = [json.dumps({"tag": tag, "include": include, "prompt": "a cup"}) for tag in tags]

@@ -36,8 +36,7 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
     assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].err
     assert outcomes[0].out == outcomes[1].out, "seeded"
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    assert (tmp_path / "one" / "diagnosis.png").stat().st_size > 10_000
-    assert len(list((tmp_path / "one").iterdir())) == 3, "the gradients are gone"
+    assert len(list((tmp_path / "one").iterdir())) == 2, "the gradients are gone"
     products = torch.from_numpy(np.load(tmp_path / "one" / "products.npy"))
     assert products.shape == (6, 4, 6, 4)
 

@@ -18,9 +18,9 @@ from marble_rl.config.run import AdvantagesConfig, EvaluationConfig, OptimizerCo
 from marble_rl.inference.opening import open_target
 from marble_rl.losses.nft import NftSettings
 from marble_rl.models.settings import LoraConfig
-from marble_rl.models.tiny import BUILDERS
 from marble_rl.rollout.settings import RolloutConfig
 from runs import marble, metrics, train
+from tools.tiny import BUILDERS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 IMAGES = """[

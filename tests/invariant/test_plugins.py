@@ -40,8 +40,8 @@ def test_a_rule_and_a_loss_from_outside_train_and_resume(config: Path, tmp_path:
     ("override", "message"),
     [
         ("balance.boots=2", "balance.boots: unknown key 'boots'. Did you mean 'boost'?"),
-        ("balance.boost=-1", "balance.boost: expected a number above 0, got -1"),
-        ("loss.power=high", 'loss.power: expected a number above 0, got "high"'),
+        ("balance.boost=-1", "balance.boost: expected a number greater than 0, got -1"),
+        ("loss.power=high", 'loss.power: expected a valid number, got "high"'),
         ("loss.beta=0.1", "loss.beta: unknown key 'beta'."),
         ("balance.type=marbel", "balance.type: unknown type 'marbel'. Did you mean 'marble'?"),
         ("balance.type=parts_for_tests:Loudst", "balance.type: 'parts_for_tests' has no 'Loudst'. Did you mean"),

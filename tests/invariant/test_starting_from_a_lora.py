@@ -12,14 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from marble_rl.inference.opening import open_target
 from marble_rl.models import load_model
-from marble_rl.models.base import DiffusionModel, PromptCache
+from marble_rl.models.base import JOINT_ATTENTION, DiffusionModel, PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
 from marble_rl.models.lora_files import LORA_FILE
-from marble_rl.models.pipeline import JOINT_ATTENTION
 from marble_rl.models.settings import LoraConfig
-from marble_rl.models.tiny import build_tiny_flux
 from marble_rl.rollout.rollout import sample
 from runs import base_config, marble, train, write_config
+from tools.tiny import build_tiny_flux
 
 LORA = {"rank": 2, "alpha": 8}
 

@@ -20,13 +20,13 @@ from marble_rl.models import load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import LoraPolicy
 from marble_rl.models.precision import MemorySettings, memory_settings
-from marble_rl.models.tiny import BUILDERS
 from marble_rl.prompts import load_prompts
 from marble_rl.rollout.rollout import roll_out
 from marble_rl.training.batch import training_batch
 from runs import base_config, marble, write_config
 from stages import policy_gradients
 from tools.published import PUBLISHED, write_published
+from tools.tiny import BUILDERS
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from marble_rl.mini import WEIGHTS
-from marble_rl.mini.scenes import Scene
 from marble_rl.rewards.builtin.clip import Aesthetic, ClipScore, Hpsv2, PickScore
 from marble_rl.rewards.builtin.geneval import GenEval
 from marble_rl.rewards.builtin.ocr import Ocr
@@ -18,6 +17,7 @@ from marble_rl.rewards.core.base import RewardBatch
 from marble_rl.types import Prompt
 from tools.mini.build import draw
 from tools.mini.prompts import splits
+from tools.mini.scenes import Scene
 from tools.mini.scorers import Lessons, make_lessons
 
 CPU = torch.device("cpu")

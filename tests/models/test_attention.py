@@ -14,8 +14,8 @@ from marble_rl.errors import InputError
 from marble_rl.models import load_model
 from marble_rl.models.precision import MemorySettings, memory_settings
 from marble_rl.models.settings import ModelConfig
-from marble_rl.models.tiny import BUILDERS
 from runs import marble, write_config
+from tools.tiny import BUILDERS
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from marble_rl.errors import InputError
 from marble_rl.models import check_model_settings, flux
 from marble_rl.models.flux import FluxConditioning, FluxModel
 from marble_rl.models.packing import pack, unpack
-from marble_rl.models.tiny import build_tiny_flux
+from tools.tiny import build_tiny_flux
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_the_page_on_adding_a_model_gives_this_file() -> None:
     page = (Path(__file__).parents[2] / "docs" / "adding_a_model.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line and not line.startswith("FAMILIES")]
-    head = "class FluxModel(PipelineModel):"
+    head = "class FluxModel(DiffusionModel):"
     first = lines.index(head)
     joined = lines[: first + 1] + [line for line in lines[first + 1 :] if line != head]
     assert joined == [line for line in Path(flux.__file__).read_text(encoding="utf-8").splitlines() if line]

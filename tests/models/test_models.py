@@ -25,7 +25,7 @@ from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.models import FAMILIES, check_model_path, check_model_settings, load_model
 from marble_rl.models.base import PromptCache
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
-from marble_rl.models.pipeline import to_uint8
+from marble_rl.models.pixels import to_uint8
 from marble_rl.models.sd3 import SD3Conditioning, SD3Model
 from marble_rl.models.settings import LoraConfig
 from marble_rl.prompts import PromptSet, load_prompts

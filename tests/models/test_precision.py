@@ -16,10 +16,10 @@ from marble_rl.models.lora import ADAPTERS, LoraPolicy
 from marble_rl.models.precision import MemorySettings, memory_settings
 from marble_rl.models.sd3 import SD3Model
 from marble_rl.models.settings import ModelConfig
-from marble_rl.models.tiny import BUILDERS
 from marble_rl.runs.inputs import check_inputs
 from runs import marble, metrics, train
 from stages import trained_on
+from tools.tiny import BUILDERS
 
 CPU = torch.device("cpu")
 

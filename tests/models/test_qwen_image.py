@@ -12,7 +12,7 @@ from families import QWEN
 from marble_rl.errors import InputError
 from marble_rl.models.base import PromptCache
 from marble_rl.models.qwen_image import QwenImageConditioning, QwenImageModel
-from marble_rl.models.tiny import build_tiny_qwen_image
+from tools.tiny import build_tiny_qwen_image
 
 LENGTH = QWEN.text_length
 

@@ -14,8 +14,8 @@ import families
 from families import WAN
 from marble_rl.errors import InputError
 from marble_rl.models import load_model
-from marble_rl.models.tiny import build_tiny_wan
 from marble_rl.models.wan import WanConditioning, WanModel
+from tools.tiny import build_tiny_wan
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 
 from marble_rl.charts.drawing import Line, Reference
 from marble_rl.intervals import Interval
-from marble_rl.report.charts import forest, histogram, interval_mark, line_chart, matrix, sample_map, stacked_bars
-from marble_rl.report.statistics import RankCorrelation, mean_interval, rank_correlation, rise, smooth, thinned
+from marble_rl.report.charts import forest, interval_mark, line_chart, matrix, stacked_bars
+from marble_rl.report.statistics import mean_interval, rise, smooth, thinned
 from marble_rl.report.wording import MINUS, counted, duration, listed, number
 
 
@@ -64,27 +64,6 @@ def test_too_few_values_have_no_interval() -> None:
     assert mean_interval([1.0] * 5) == Interval(1.0, 1.0, 1.0)
     assert rise([0.0] * 14) is None
     assert rise([0.0] * 15) == Interval(0.0, 0.0, 0.0)
-
-
-def test_rank_correlations_count_orders() -> None:
-    def found(a: list[int], b: list[int]) -> tuple[float, ...]:
-        result = rank_correlation(a, b)
-        assert isinstance(result, RankCorrelation)
-        return result.rho, result.as_negative, result.as_positive
-
-    assert found([1, 2, 3, 4], [9, 7, 5, 1]) == pytest.approx((-1.0, 1 / 24, 1.0))
-    assert found([1, 2, 3, 4], [1, 5, 7, 9]) == pytest.approx((1.0, 1.0, 1 / 24))
-    assert found([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx((0.8, 23 / 24, 4 / 24))
-    assert found([1, 1, 2, 2], [1, 2, 3, 4]) == pytest.approx((0.894, 1.0, 1 / 6), abs=1e-3)
-    rho, share, others = found(list(range(12)), [-x for x in range(12)])
-    assert rho == pytest.approx(-1)
-    assert share < 0.001
-    assert others == 1.0
-
-
-def test_equal_values_have_no_order() -> None:
-    assert rank_correlation([1, 1, 1, 1], [1, 2, 3, 4]) is None
-    assert rank_correlation([1, 2, 3, 4], [0.5] * 4) is None
 
 
 @pytest.mark.parametrize(
@@ -172,27 +151,6 @@ def test_a_matrix_has_a_coloured_cell_for_every_number() -> None:
     assert (chart.data["x"], values) == (["c", "d"], [["+1.00", f"{MINUS}0.500"], ["0", None]])
     wide = matrix("t", ["a"], [f"c{i}" for i in range(9)], [[-0.25] * 9])
     assert wide.svg.count(f">{MINUS}.25<") == 9
-
-
-def test_a_map_shows_every_sample_by_group_and_nothing_where_a_row_is_silent() -> None:
-    samples = [("x", "p", [1.0, None]), ("y", "q", [-1.0, 0.5]), ("x", "r", [0.1, None])]
-    chart = sample_map("t", ["a", "b"], samples)
-    boxes = re.findall(r'fill:var\(--(accent|bad)\)[^>]*d="([^"]*)"', chart.svg)
-    counts = {colour: sum(path.count("M") for of, path in boxes if of == colour) for colour in ("accent", "bad")}
-    assert counts == {"accent": 3, "bad": 1}
-    assert chart.data["x"] == ["p", "r", "q"]
-    values = [row["values"] for row in chart.data["rows"]]  # type: ignore[attr-defined]
-    assert values == [["+1.00", "+0.100", f"{MINUS}1.00"], [None, None, "+0.500"]]
-    assert "nan" not in sample_map("t", ["a"], [("x", "p", [None])]).svg
-
-
-@pytest.mark.parametrize("values", [[0.0], [0.0, 0.0], [0.3] * 5, [1.0, 0.5, 0.2], [1e-9, 3.0]])
-def test_a_histogram_counts_every_value_once(values: list[float]) -> None:
-    chart = histogram("t", values, unit="length", reference=Reference(0.5, "r"))
-    (row,) = chart.data["rows"]  # type: ignore[misc]
-    assert sum(row["values"]) == len(values)
-    assert len(chart.data["at"]) == len(row["values"])  # type: ignore[arg-type]
-    assert "nan" not in chart.svg
 
 
 def test_names_on_the_x_axis_have_room() -> None:

@@ -91,7 +91,7 @@ def test_times_and_counts_are_those_since_the_last_line(tmp_path: Path) -> None:
             run.score(8)
             time.sleep(0.02)
         journal.log(0, {})
-        run.score(4)  # images of the first batch again
+        run.score(4)
         journal.log(1, {})
         journal.log(2, {})
     first, second, third = run.lines
@@ -100,9 +100,7 @@ def test_times_and_counts_are_those_since_the_last_line(tmp_path: Path) -> None:
     for name in ("small", "bright"):
         assert first[f"time/reward/{name}"] > 0
         assert first[f"scoring/failures/{name}"] == first[f"scoring/retries/{name}"] == 0
-        assert f"scoring/cached/{name}" not in first
-        assert second[f"scoring/cached/{name}"] == 1
-        assert f"time/reward/{name}" not in second, "a cached batch is no call"
+        assert second[f"time/reward/{name}"] > 0
     assert not [key for key in first if key.endswith("/colour")], "it applies to no image here"
     assert not [key for key in third if key.startswith(("scoring/", "time/"))], "nothing happened since"
 

@@ -30,14 +30,15 @@ def test_metrics_file_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> N
 def test_display_shows_stage_rewards_and_time_left(terminal: bool) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=150, color_system=None)
-    with Display(console, total=4, done=1, rewards=["ocr", "bright"], print_every=1) as display:
+    display = Display(console, total=4, done=1, rewards=["ocr", "bright"], print_every=1)
+    with display.progress:
         with display.stage("rollout"):
             display.within(1, 0.5)
         assert 0.0 <= display.take_times()["time/rollout"] < 5
         assert display.take_times() == {}
         display.step_done(2, {"reward/ocr": 0.25})
         with display.stage("gradients"):
-            display._progress.refresh()
+            display.progress.refresh()
     shown = text.getvalue()
     assert "ocr 0.250" in shown
     assert "2/4" in shown

@@ -16,6 +16,7 @@ from marble_rl.config.trackers import TensorboardTracker, TrackioTracker, WandbT
 from marble_rl.errors import InputError, Interrupted
 from marble_rl.runs.images import image_grid, save_image
 from marble_rl.runs.trackers import Trackers, check_trackers
+from marble_rl.runs.trackers.base import TrackedRun
 from runs import write_config
 
 TENSORBOARD = TensorboardTracker(type="tensorboard")
@@ -78,11 +79,11 @@ def test_a_tracker_given_twice() -> None:
 
 def test_tensorboard_shows_a_crashed_and_resumed_run_once(tmp_path: Path, config: RunConfig, grid: Path) -> None:
     said: list[str] = []
-    with Trackers([TENSORBOARD], tmp_path, config, 0, 0, said.append) as first:
+    with Trackers([TENSORBOARD], TrackedRun(tmp_path, config, 0, 0), said.append) as first:
         for step in range(5):
             first.image(step, grid)
             first.log(step, {"reward/a": float(step), "loss/policy": 0.5})
-    with Trackers([TENSORBOARD], tmp_path, config, 3, 5, said.append) as second:
+    with Trackers([TENSORBOARD], TrackedRun(tmp_path, config, 3, 5), said.append) as second:
         for step in range(3, 6):
             second.log(step, {"reward/a": float(step)})
     shown = Shown(tmp_path / "tensorboard")
@@ -97,7 +98,7 @@ def test_tensorboard_shows_a_crashed_and_resumed_run_once(tmp_path: Path, config
 def test_tensorboard_in_a_folder_for_all_runs(tmp_path: Path, config: RunConfig) -> None:
     settings = TensorboardTracker(type="tensorboard", dir=tmp_path / "events")
     (tmp_path / "first").mkdir()
-    with Trackers([settings], tmp_path / "first", config, 0, 0, print) as trackers:
+    with Trackers([settings], TrackedRun(tmp_path / "first", config, 0, 0), print) as trackers:
         trackers.log(0, {"reward/a": 1.0})
     assert Shown(tmp_path / "events" / "first").figures() == [(0, "reward/a", 1.0)]
 
@@ -109,7 +110,7 @@ def test_runs_of_one_name_have_folders_of_their_own_in_tensorboard(tmp_path: Pat
         run = tmp_path / place / "run"
         resumed = run.exists()
         run.mkdir(parents=True, exist_ok=True)
-        with Trackers([settings], run, config, int(resumed), int(resumed), print) as trackers:
+        with Trackers([settings], TrackedRun(run, config, int(resumed), int(resumed)), print) as trackers:
             trackers.log(int(resumed), {"reward/a": ord(place)})
     assert Shown(tmp_path / "events" / "run").figures() == [(0, "reward/a", 97.0), (1, "reward/a", 97.0)]
     assert Shown(tmp_path / "events" / "run-2").figures() == [(0, "reward/a", 98.0)]
@@ -119,7 +120,7 @@ def test_event_files_go_with_a_run_that_was_moved_and_to_a_folder_that_was_chang
     tmp_path: Path, config: RunConfig
 ) -> None:
     def log(settings: TensorboardTracker, run: Path, step: int) -> None:
-        with Trackers([settings], run, config, step, step, print) as trackers:
+        with Trackers([settings], TrackedRun(run, config, step, step), print) as trackers:
             trackers.log(step, {"reward/a": float(step)})
 
     here = TensorboardTracker(type="tensorboard")
@@ -135,7 +136,7 @@ def test_event_files_go_with_a_run_that_was_moved_and_to_a_folder_that_was_chang
 
 def test_a_grid_is_shown_with_its_step_or_not_at_all(tmp_path: Path, config: RunConfig, grid: Path) -> None:
     """Resumed in the middle of a rollout: its grid was shown when the rollout began."""
-    with Trackers([TENSORBOARD], tmp_path, config, 3, 3, print) as trackers:
+    with Trackers([TENSORBOARD], TrackedRun(tmp_path, config, 3, 3), print) as trackers:
         trackers.image(2, grid)
         trackers.log(3, {"reward/a": 0.0})
         trackers.image(4, grid)
@@ -148,7 +149,7 @@ def test_a_grid_is_shown_with_its_step_or_not_at_all(tmp_path: Path, config: Run
 def test_a_tracker_that_cannot_start_is_left_out(tmp_path: Path, config: RunConfig) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
     said: list[str] = []
-    with Trackers([TENSORBOARD], tmp_path, config, 0, 0, said.append) as trackers:
+    with Trackers([TENSORBOARD], TrackedRun(tmp_path, config, 0, 0), said.append) as trackers:
         trackers.log(0, {"reward/a": 1.0})
         trackers.log(1, {"reward/a": 1.0})
     (warning,) = said
@@ -158,7 +159,7 @@ def test_a_tracker_that_cannot_start_is_left_out(tmp_path: Path, config: RunConf
 
 def test_a_tracker_that_fails_is_dropped_with_one_warning(tmp_path: Path, config: RunConfig) -> None:
     said: list[str] = []
-    with Trackers([TENSORBOARD], tmp_path, config, 0, 0, said.append) as trackers:
+    with Trackers([TENSORBOARD], TrackedRun(tmp_path, config, 0, 0), said.append) as trackers:
         trackers.log(0, {"reward/a": 1.0})
         trackers.image(1, tmp_path / "deleted.png")
         trackers.log(1, {"reward/b": 1.0})
@@ -181,7 +182,7 @@ def test_trackers_learn_how_the_run_ended(
     finish = EventFiles.finish
     monkeypatch.setattr(EventFiles, "finish", lambda self, code: (codes.append(code), finish(self, code)))
     expected = nullcontext() if error is None else pytest.raises(type(error))
-    with expected, Trackers([TENSORBOARD], tmp_path, config, 0, 0, print):
+    with expected, Trackers([TENSORBOARD], TrackedRun(tmp_path, config, 0, 0), print):
         if error is not None:
             raise error
     assert codes == [code]

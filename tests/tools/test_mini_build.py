@@ -12,12 +12,12 @@ from diffusers import StableDiffusion3Pipeline
 from rich.console import Console
 from safetensors.torch import load_file
 
-from marble_rl.mini.scenes import SOURCES
 from marble_rl.models.sd3 import SD3Model
 from tools.mini.autoencoder import LATENT_CHANNELS, encode, train_autoencoder
 from tools.mini.base import TEXT_LENGTH, Base, train_base
 from tools.mini.build import Recipe, build
 from tools.mini.corpus import make_corpus
+from tools.mini.scenes import SOURCES
 from tools.mini.tokenizers import clip_tokenizer, t5_tokenizer, words
 
 RECIPE = Recipe(

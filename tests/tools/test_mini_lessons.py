@@ -16,12 +16,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from marble_rl.mini.render import SIZE, render
-from marble_rl.mini.scenes import COLOURS, GLYPHS, LIGHTS, NUMBERS, PLACES, SHAPES, SOURCES, Scene, draw_scene
+from marble_rl.mini.shapes import SHAPES, SIZE
 from marble_rl.prompts.meaning import asked_for
 from tools.mini.flaws import FLAWS, with_flaws
 from tools.mini.near_misses import near_miss
 from tools.mini.prompts import HELD_OUT, TRAIN, splits, write_prompts
+from tools.mini.render import render
+from tools.mini.scenes import COLOURS, GLYPHS, LIGHTS, NUMBERS, PLACES, SOURCES, Scene, draw_scene
 from tools.mini.scorers import (
     WRONG_CAPTIONS,
     Lessons,

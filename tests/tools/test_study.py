@@ -212,8 +212,7 @@ def diagnosis(in_batch: tuple[float, float], independent: tuple[float, float]) -
         advantages=AdvantageFacts(
             [[1.0, -0.3], [-0.3, 1.0]], about(0.95), [about(0.4), about(0.6)], [about(0.45), about(0.55)]
         ),
-        qp=QpFacts([0.5, 0.3], [1.0], 0.25),
-        conflict=[],
+        qp=QpFacts([0.5, 0.3], 0.25),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from marble_rl.mini.render import SIZE
+from marble_rl.mini.shapes import SIZE
 from marble_rl.seeding import generator
 from tools.mini.corpus import Pictures
 from tools.mini.schedule import rise_and_fall

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marble_rl.mini.render import SIZE
+from marble_rl.mini.shapes import SIZE
 from marble_rl.seeding import generator
 from tools.mini.autoencoder import FACTOR, LATENT_CHANNELS
 from tools.mini.muon import Muon

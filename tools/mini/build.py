@@ -20,12 +20,12 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from marble_rl.mini.render import SIZE
-from marble_rl.mini.scenes import SOURCES
+from marble_rl.mini.shapes import SIZE
 from marble_rl.storage import save_safetensors
 from tools.mini.autoencoder import encode, train_autoencoder
 from tools.mini.base import Base, train_base
 from tools.mini.corpus import Pictures, make_corpus
+from tools.mini.scenes import SOURCES
 from tools.mini.scorers import (
     TEXT_LENGTH,
     make_lessons,

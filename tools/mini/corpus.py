@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from marble_rl.mini.render import SIZE, render
-from marble_rl.mini.scenes import SOURCES, Scene, draw_scene
+from marble_rl.mini.shapes import SIZE
 from tools.mini.flaws import blurred, crooked, pale
+from tools.mini.render import render
+from tools.mini.scenes import SOURCES, Scene, draw_scene
 
 Pictures = npt.NDArray[np.uint8]
 

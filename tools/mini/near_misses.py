@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from marble_rl.mini.scenes import COLOURS, GLYPHS, LIGHTS, NUMBERS, PLACES, RELATIONS, SHAPES, Scene, arrange
+from marble_rl.mini.shapes import SHAPES
+from tools.mini.scenes import COLOURS, GLYPHS, LIGHTS, NUMBERS, PLACES, RELATIONS, Scene, arrange
 
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 

@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from marble_rl.mini.scenes import SOURCES, Scene, draw_scene
 from marble_rl.prompts.meaning import asked_for
+from tools.mini.scenes import SOURCES, Scene, draw_scene
 
 TRAIN, HELD_OUT = 250, 150
 """Prompts of each source."""

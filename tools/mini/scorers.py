@@ -22,13 +22,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from marble_rl.mini.render import SIZE, render
-from marble_rl.mini.scenes import SOURCES, draw_scene
+from marble_rl.mini.shapes import SIZE
 from marble_rl.seeding import generator
 from tools.mini.autoencoder import as_tensor
 from tools.mini.corpus import Pictures
 from tools.mini.flaws import with_flaws
 from tools.mini.near_misses import near_miss
+from tools.mini.render import render
+from tools.mini.scenes import SOURCES, draw_scene
 from tools.mini.schedule import rise_and_fall
 from tools.mini.tokenizers import clip_tokenizer, token_ids
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from marble_rl.mini.scenes import COLOURS, LIGHTS, NUMBERS, PLACES, RELATIONS, SHAPES
+from marble_rl.mini.shapes import SHAPES
+from tools.mini.scenes import COLOURS, LIGHTS, NUMBERS, PLACES, RELATIONS
 
 PUNCTUATION = '",.'
 START, END = "<|startoftext|>", "<|endoftext|>"

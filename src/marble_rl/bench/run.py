@@ -1,16 +1,10 @@
-"""`marble bench`: all measurements, as a table, `bench.json` and `bench.png` (cost against the number of rewards)."""
+"""`marble bench`: all measurements, as tables and as `bench.json`."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
-import json
 import platform
-import random
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -33,17 +27,10 @@ from marble_rl.bench.workload import (
 )
 from marble_rl.storage import storage_errors, write_json
 
+BENCH = "bench.json"
 AMORTISED_OVER = 10
 MEMORY_OF = (WEIGHTED_SUM, PASSES, FUSED[5], FUSED[50])
 QP_SIZES = (5, 20, 50)
-MINI_STEPS = 4
-MINI_PROMPTS = 250
-"""Of each prompt source"""
-MINI_SETTINGS = {
-    "rollout": {"groups": 24, "group_size": 12, "steps": 6, "old_policy": "on_policy"},
-    "loss": {"timesteps_per_sample": 2, "regularize_every": LAZY},
-}
-"""As in configs/mini-demo.yaml."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +49,6 @@ class Bench:
     qp_microseconds: dict[int, float]
     peak_bytes: dict[str, int]
     buffer_bytes: dict[int, int]
-    mini_seconds: dict[str, dict[str, float]]
-    """Seconds of each stage of an iteration on the embedded model, for a refresh and for an ordinary step."""
 
 
 def run_bench(device: torch.device, rounds: int, size: Size, console: Console) -> Bench:
@@ -77,7 +62,7 @@ def run_bench(device: torch.device, rounds: int, size: Size, console: Console) -
         TimeRemainingColumn(),
         console=console,
     ) as progress:
-        task = progress.add_task("", total=rounds * len(STEPS) + len(MEMORY_OF) + len(QP_SIZES) + MINI_STEPS)
+        task = progress.add_task("", total=rounds * len(STEPS) + len(MEMORY_OF) + len(QP_SIZES))
 
         def next_is(name: str) -> None:
             progress.update(task, description=name, advance=0 if not progress.tasks[task].description else 1)
@@ -95,8 +80,6 @@ def run_bench(device: torch.device, rounds: int, size: Size, console: Console) -
         for step in MEMORY_OF:
             next_is(f"memory: {step.name}")
             peaks[step.name] = peak_memory(step, size, device)
-        next_is("an iteration on mini")
-        mini = mini_iteration()
         progress.update(task, completed=progress.tasks[task].total)
     return Bench(
         machine=_machine(device),
@@ -115,7 +98,6 @@ def run_bench(device: torch.device, rounds: int, size: Size, console: Console) -
         qp_microseconds=qp,
         peak_bytes=peaks,
         buffer_bytes={k: workload.buffer_bytes(k) for k in (5, 50)},
-        mini_seconds=mini,
     )
 
 
@@ -136,52 +118,6 @@ def _claims(times: list[Round]) -> dict[str, Spread]:
         "every step, K=5, lazy, against plain NFT": _ratio(times, WEIGHTED_SUM, FUSED_LAZY),
         "cost of K=50 over K=5": _ratio(times, FUSED[50], FUSED[5]),
     }
-
-
-def mini_iteration() -> dict[str, dict[str, float]]:
-    """Seconds of each stage on the embedded model: {"refresh": {stage: s}, "ordinary": {stage: s}}."""
-    from marble_rl.config import RunConfig
-    from marble_rl.mini.scenes import SOURCES, draw_scene
-    from marble_rl.training.trainer import Trainer
-
-    with tempfile.TemporaryDirectory() as scratch:
-        sources = []
-        for source in SOURCES:
-            dice = random.Random(f"bench/{source}")
-            scenes = [draw_scene(source, dice) for _ in range(MINI_PROMPTS)]
-            lines = [json.dumps({"prompt": scene.caption, **scene.metadata}) for scene in scenes]
-            file = Path(scratch) / f"{source}.jsonl"
-            file.write_text("\n".join(lines), encoding="utf-8")
-            sources.append({"name": source, "file": str(file)})
-        rewards: list[dict[str, Any]] = [
-            *({"name": n, "type": n, "params": {"model": "mini"}} for n in ("clipscore", "pickscore", "hpsv2")),
-            {"name": "geneval", "type": "geneval"},
-        ]
-        if importlib.util.find_spec("rapidocr"):
-            rewards.append({"name": "ocr", "type": "ocr", "params": {"region": [0.05, 0.2, 0.95, 0.72]}})
-        config = RunConfig.model_validate(
-            {
-                "model": {"path": "mini", "device": "cpu"},
-                "lora": {"rank": 16, "alpha": 32},
-                "prompts": {"train": sources},
-                "rewards": rewards,
-                "balance": {"type": "marble", "refresh_every": 2},
-                "trainer": {"steps": MINI_STEPS, "micro_batch": 48},
-                "logging": {"images_every": None},
-                **MINI_SETTINGS,
-            }
-        )
-        folder = Path(scratch) / "run"
-        Trainer(config, folder, console=Console(file=io.StringIO())).train()
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines][MINI_STEPS // 2 :]  # the first steps also encode prompts
-    seconds: dict[str, dict[str, float]] = {"refresh": {}, "ordinary": {}}
-    for step in steps:
-        kind = "refresh" if "qp/norm" in step else "ordinary"
-        for stage in ("rollout", "rewards", "gradients", "coefficients", "update"):
-            if f"time/{stage}" in step:
-                seconds[kind][stage] = step[f"time/{stage}"]
-    return seconds
 
 
 def print_bench(bench: Bench, console: Console) -> None:
@@ -223,54 +159,15 @@ def print_bench(bench: Bench, console: Console) -> None:
     console.print(f"Largest difference between fused gradients and K passes: {bench.fused_error:.1e} of their length")
     console.print("The QP alone: " + ", ".join(f"{us:.0f} us at K={k}" for k, us in bench.qp_microseconds.items()))
     console.print(
-        "Gradient buffer: " + ", ".join(f"{b / 2**20:.0f} MiB at K={k}" for k, b in bench.buffer_bytes.items()) + "\n"
+        "Gradient buffer: " + ", ".join(f"{b / 2**20:.0f} MiB at K={k}" for k, b in bench.buffer_bytes.items())
     )
-    shares = Table(title="An iteration on mini, seconds", title_justify="left")
-    for name in ("stage", *bench.mini_seconds):
-        shares.add_column(name, justify="left" if name == "stage" else "right")
-    for stage in bench.mini_seconds["refresh"]:
-        cells = [bench.mini_seconds[kind].get(stage) for kind in bench.mini_seconds]
-        shares.add_row(stage, *("" if c is None else f"{c:.2f}" for c in cells))
-    console.print(shares)
 
 
 def write_bench(bench: Bench, folder: Path) -> None:
-    """Write `bench.json` and `bench.png`."""
+    """Write `bench.json`."""
     with storage_errors(str(folder), "measure again"):
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "bench.json", asdict(bench))
-        _draw(bench, folder / "bench.png")
-
-
-def _draw(bench: Bench, file: Path) -> None:
-    from matplotlib.figure import Figure
-
-    from marble_rl.charts.style import LIGHT, styled
-
-    def cost(step: Step) -> tuple[float, float, float]:
-        speed = bench.speed[step.name]
-        return 1 / speed.median, 1 / speed.median - 1 / speed.high, 1 / speed.low - 1 / speed.median
-
-    with styled():
-        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-        axes = figure.subplots()
-        for rewards, steps, label, marker, colour in (
-            (list(FUSED), list(FUSED.values()), "one gradient per reward, fused", "o", "ours"),
-            ([5], [PASSES], "one backward pass per reward", "s", "bad"),
-            ([5], [FUSED_LAZY], "fused, regularised lazily", "o", "r9"),
-        ):
-            middle, below, above = zip(*map(cost, steps), strict=True)
-            axes.errorbar(
-                rewards, middle, yerr=[below, above], capsize=3, label=label, marker=marker, color=LIGHT[colour]
-            )
-        axes.axhline(1.0, color=LIGHT["quiet"], linewidth=1)
-        axes.annotate("weighted sum", (50, 1.0), ha="right", va="bottom", color=LIGHT["quiet"])
-        axes.set_xlabel("rewards K")
-        axes.set_ylabel("cost of a step, weighted sum = 1")
-        axes.set_ylim(0)
-        axes.margins(x=0.05)
-        axes.legend()
-        figure.savefig(file)
+        write_json(folder / BENCH, asdict(bench))
 
 
 def _machine(device: torch.device) -> dict[str, str]:

@@ -19,7 +19,6 @@ from marble_rl.intervals import Interval
 
 STRONGEST = 0.45
 """Opacity of a cell's colour, so that its number stays readable."""
-BINS = 20
 ROUND = (1, 2, 2.5, 5, 10)
 """First digits of ticks."""
 LOOKS: dict[str, dict[str, Any]] = {
@@ -132,14 +131,10 @@ def spread(labels: Sequence[Any], axes: Axes, least: float) -> None:
         highest = place - gap
 
 
-def forest(
-    axes: Axes, rows: Sequence[tuple[str, Interval | None, str]], *, shift: float = 0.0, label: str | None = None
-) -> None:
-    """Means with their intervals: a row for each (name, interval, colour). ``shift`` moves a second series aside."""
+def forest(axes: Axes, rows: Sequence[tuple[str, Interval, str]]) -> None:
+    """Means with their intervals: a row for each (name, interval, colour)."""
     for place, (_, interval, colour) in enumerate(rows):
-        if interval is not None:
-            whisker(axes, interval, LIGHT[colour], place + shift, label)
-            label = None
+        whisker(axes, interval, LIGHT[colour], place)
     axes.set_yticks(range(len(rows)), [plain(name) for name, _, _ in rows], color=LIGHT["text"])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
@@ -150,10 +145,10 @@ def forest(
         axes.axvline(0.0, **LOOKS["zero"])
 
 
-def whisker(axes: Axes, interval: Interval, colour: str, place: float, label: str | None = None) -> None:
+def whisker(axes: Axes, interval: Interval, colour: str, place: float) -> None:
     dot: dict[str, Any] = {"marker": "o", "markersize": 9, "mec": LIGHT["surface"], "mew": 1.5, "linestyle": ""}
     axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=3)
-    axes.plot([interval.mean], [place], color=colour, label=label, **dot)
+    axes.plot([interval.mean], [place], color=colour, **dot)
 
 
 def matrix(
@@ -177,24 +172,3 @@ def matrix(
     axes.set_yticks(range(len(rows)), [plain(name) for name in rows], color=LIGHT["text"])
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
     axes.grid(visible=False)
-
-
-def histogram(
-    axes: Axes, values: Sequence[float], *, unit: str, reference: Reference | None = None
-) -> tuple[list[int], list[float]]:
-    """How many values lie in each of `BINS` bins from zero on; returns these counts, and the ends of all bins."""
-    locator = MaxNLocator(4, steps=ROUND)
-    high = float(locator.tick_values(0.0, max([*values, reference.value if reference else 0.0]) or 1.0)[-1])
-    counts, edges = np.histogram(values, BINS, (0.0, high))
-    axes.bar(edges[:-1], counts, 0.92 * high / BINS, align="edge", color=LIGHT["accent"], alpha=0.7)
-    axes.set(xlim=(0.0, high), ylim=(0.0, 1.25 * counts.max()), xlabel=unit, ylabel="batches")
-    axes.xaxis.set_major_locator(locator)
-    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    if reference is not None:
-        axes.axvline(reference.value, **LOOKS["reference"])
-        side, aside = ("right", -5) if reference.value > high / 2 else ("left", 5)
-        top: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (aside, 0), "va": "top", "ha": side}
-        axes.annotate(
-            plain(reference.label), (reference.value, 1.0), textcoords="offset points", color=LIGHT["quiet"], **top
-        )
-    return counts.tolist(), edges.tolist()

@@ -12,7 +12,7 @@ from marble_rl.cli.shared import AsJson, Device, print_json, quiet_libraries
 
 
 def bench(
-    out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path("runs/bench"),
+    out: Annotated[Path, typer.Option(help="Folder for bench.json.")] = Path("runs/bench"),
     rounds: Annotated[int, typer.Option(min=1, help="How often every step is timed.")] = 3,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -41,4 +41,4 @@ def bench(
             print_bench(result, Console())
         write_bench(result, out)
     if not as_json:
-        typer.echo(f"\nWrote {out / 'bench.json'} and {out / 'bench.png'}")
+        typer.echo(f"\nWrote {out / 'bench.json'}")

@@ -57,7 +57,8 @@ def diagnose(
         print_json(diagnosis.to_json())
     else:
         print_diagnosis(diagnosis, Console())
-        typer.echo(f"\nWrote {folder / 'diagnosis.json'} and {folder / 'diagnosis.png'}")
+        charts = f"; marble report {run} shows it in charts" if out is None else ""
+        typer.echo(f"\nWrote {folder / 'diagnosis.json'}{charts}")
 
 
 def compare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,7 +13,6 @@ from marble_rl.errors import InputError
 
 if TYPE_CHECKING:
     from marble_rl.config import RunConfig
-    from marble_rl.models.lora import Adapter
 
 Target = Annotated[str, typer.Argument(metavar="RUN|LORA|MODEL", help="Run, exported LoRA, or pipeline.")]
 TargetCheckpoint = Annotated[int | None, typer.Option(help="Which checkpoint of a run. Default: the newest.")]
@@ -38,9 +37,11 @@ def sample(
         typer.Option(help="Folder for PNG files, or WebP for videos. Existing files are kept; new ones get a number."),
     ] = Path("samples"),
     images: Annotated[int, typer.Option(min=1, help="How many; image i uses seed + i.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first image.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the first image.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps. Default: the run's, or 40.")] = None,
-    solver: Annotated[str | None, typer.Option(help="euler or dpm2. Default: the run's, or euler.")] = None,
+    solver: Annotated[
+        Literal["euler", "dpm2"] | None, typer.Option(help="ODE solver. Default: the run's, or euler.")
+    ] = None,
     height: Side = None,
     width: Side = None,
     frames: Annotated[int | None, typer.Option(min=1, help="Of a video. Default: the run's, or the model's.")] = None,
@@ -55,10 +56,6 @@ def sample(
     equal).
     """
     _check_prompt(prompt)
-    if seed > LARGEST_SEED:
-        raise InputError(f"--seed: {seed} is too large; give at most {LARGEST_SEED}")
-    if solver not in (None, "euler", "dpm2"):
-        raise InputError(f"--solver: unknown solver {solver!r}; use euler or dpm2")
     quiet_libraries()
     from marble_rl.config.run import EvaluationConfig
     from marble_rl.inference.opening import choose_weights, open_target, sample_images
@@ -78,7 +75,7 @@ def sample(
                 seed=seed,
                 images=images,
                 steps=steps or defaults.steps,
-                solver=solver or defaults.solver,  # type: ignore[arg-type]
+                solver=solver or defaults.solver,
                 height=height or size.height,
                 width=width or size.width,
                 frames=frames or size.frames,
@@ -149,10 +146,14 @@ def evaluate(
 def export(
     run: RunPath,
     out: Annotated[Path, typer.Option(help="New folder for the LoRA, or the pipeline.")],
-    weights: Annotated[str, typer.Option(help="ema, default (as trained last) or old (sampling policy).")] = "ema",
+    weights: Annotated[
+        Literal["ema", "default", "old"], typer.Option(help="default: as trained last; old: the sampling policy.")
+    ] = "ema",
     step: RunCheckpoint = None,
     merged: Annotated[bool, typer.Option("--merged", help="The whole pipeline with the LoRA in its weights.")] = False,
-    dtype: Annotated[str, typer.Option(help="Of merged weights: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of merged weights.")
+    ] = "float32",
 ) -> None:
     """Write a LoRA that plain diffusers' `load_lora_weights` opens, or a merged pipeline for `from_pretrained`.
 
@@ -161,9 +162,6 @@ def export(
     from marble_rl.runs.folder import RunFolder
     from marble_rl.storage import output_folder
 
-    adapter = _adapter(weights)
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise InputError(f"--dtype: unknown {dtype!r}; use float32, bfloat16 or float16")
     folder = RunFolder(run)
     folder.load_config()
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
@@ -177,10 +175,10 @@ def export(
     with output_folder(out):
         if merged:
             opened = open_target(str(run), step=step, device="cpu", plain=True)
-            remarks = export_merged(opened, adapter, out, folder, getattr(torch, dtype))
+            remarks = export_merged(opened, weights, out, folder, getattr(torch, dtype))
         else:
             opened = open_without_weights(run, step)
-            remarks = export_lora(opened, adapter, out, folder)
+            remarks = export_lora(opened, weights, out, folder)
     for remark in remarks:
         typer.secho(remark, err=True)
     opener = f"{opened.model.plain_call()[0]}.from_pretrained" if merged else "pipe.load_lora_weights"
@@ -216,15 +214,3 @@ def _evaluation_settings(target: str, config: Path | None, changes: list[str]) -
         return folder.load_config(changes)
     settings = load_config(config, changes)
     return settings if kind != "run" else settings.model_copy(update={"model": folder.load_config(of_model).model})
-
-
-def _adapter(weights: str) -> Adapter:
-    """Check the value of --weights: an adapter of a run."""
-    from marble_rl.models.lora import ADAPTERS
-
-    for adapter in ADAPTERS:
-        if adapter == weights:
-            return adapter
-    if weights == "base":
-        raise InputError("--weights: 'base' is the model without LoRA; use ema, default or old")
-    raise InputError(f"--weights: unknown weights {weights!r}; use one of {', '.join(ADAPTERS)}")

@@ -14,7 +14,6 @@ from marble_rl.compare.statistics import (
     COMPOSITE,
     Array,
     Scale,
-    as_array,
     over_prompts,
     over_seeds,
     resampled_means,
@@ -46,7 +45,10 @@ class Figures:
         self._rewards = list(rewards)
         self._results = [result for group in by_method.values() for result in group]
         self._places = {(result.method, result.seed): i for i, result in enumerate(self._results)}
-        self._prompts = [as_array([result.per_prompt[name] for name in rewards]) for result in self._results]
+        self._prompts = [
+            np.array([result.per_prompt[name] for name in rewards], dtype=np.float64).T for result in self._results
+        ]
+        """[P, M] of each result; NaN where a reward has no score (None)"""
         self._means = np.stack([_means(scores) for scores in self._prompts])
         self._effects, self._left = self._fit()
         self._scale = Scale.of(np.stack([self._without_seeds(group).mean(axis=0) for group in by_method.values()]))
@@ -96,7 +98,9 @@ class Figures:
     def differences(self, group: Sequence[JobResult], reference: Sequence[JobResult]) -> dict[str, Interval]:
         """Of results with the same seed: same prompts, same noise in training and evaluation. Empty without any.
 
-        A reward may be silent on some images of one method and not of the other: prompts count that both have."""
+        A reward may be silent on some images of one method and not of the other: prompts count that both have. A reward
+        without any such prompt in one of the seeds has no difference, and then there is none of the composite either.
+        """
         others = {result.seed: result for result in reference}
         pairs = [self._shared(result, others[result.seed]) for result in group if result.seed in others]
         if not pairs:
@@ -104,9 +108,11 @@ class Figures:
         ours, theirs = (self._with_composite(np.stack([_means(p) for p in side])) for side in zip(*pairs, strict=True))
         values = ours - theirs
         if len(pairs) > 1:
-            return self._named([over_seeds(column) for column in values.T])
-        ours, theirs = (self._with_composite(resampled_means(scores)) for scores in pairs[0])
-        return self._over_prompts(values[0], (ours - theirs).T, pairs[0][0])
+            differences = self._named([over_seeds(column) for column in values.T])
+        else:
+            ours, theirs = (self._with_composite(resampled_means(scores)) for scores in pairs[0])
+            differences = self._over_prompts(values[0], (ours - theirs).T, pairs[0][0])
+        return {name: difference for name, difference in differences.items() if math.isfinite(difference.mean)}
 
     def _shared(self, one: JobResult, other: JobResult) -> tuple[Array, Array]:
         """[P, M] scores of both, NaN where one of them has none."""

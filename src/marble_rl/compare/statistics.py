@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +67,3 @@ class Scale:
     def composite(self, values: Array) -> Array:
         """[..., M] -> [...]: the mean over metrics of the z-scores. Linear in the values but for a constant."""
         return np.asarray(self.z(values).mean(axis=-1), dtype=np.float64)
-
-
-def as_array(columns: list[list[Any]]) -> Array:
-    """M lists of P scores, None where a reward does not apply -> [P, M]."""
-    return np.array([[np.nan if v is None else v for v in column] for column in columns], dtype=np.float64).T

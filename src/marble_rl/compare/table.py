@@ -36,7 +36,8 @@ class Row:
     z: dict[str, float]
     """By reward: z-score of the mean across the methods."""
     differences: dict[str, Interval]
-    """To the method compared with, on the seeds that both have; empty where there is none."""
+    """To the method compared with, on the seeds that both have; empty where there is none. A reward that scored no
+    prompt of both methods is left out, and the composite with it."""
     steps: int
     images_per_step: int
     train_seconds: float

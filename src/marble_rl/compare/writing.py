@@ -25,6 +25,8 @@ ROOM = 3
 """Characters around a column."""
 HOLE = "HOLE"
 """In place of a figure that crashed jobs left out."""
+UNKNOWN = "?"
+"""In place of a difference where no prompt has a score of both methods."""
 HARMONY = {
     "heldout/min_cos": "held-out worst cosine",
     "ws_heldout/min_cos": "of the weighted sum",
@@ -118,6 +120,8 @@ def notes(comparison: Comparison) -> list[str]:
             f"▲ ▼ the interval of the difference leaves out 0; of {compared} differences without any effect "
             f"{0.05 * compared:.1f} would on average"
         )
+    if any(row.differences and row.differences.keys() != set(comparison.columns) for row in comparison.rows):
+        lines.append(f"{UNKNOWN} no prompt has a score of both methods; the composite needs every reward")
     if comparison.left_out:
         lines.append(f"left out, because not every result has it: {', '.join(comparison.left_out)}")
     if len(comparison.versions) > 1:
@@ -161,10 +165,12 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]
     compared = [row for row in comparison.rows if row.differences]
     if compared:
         body = []
-        columns = {name: [row.differences[name] for row in compared] for name in comparison.columns}
+        columns = {
+            name: [row.differences[name] for row in compared if name in row.differences] for name in comparison.columns
+        }
         for row in compared:
-            cells = [_change(row.differences[name], column) for name, column in columns.items()]
-            body.append([row.method, str(row.differences[COMPOSITE].n), *cells])
+            cells = [_change(row.differences.get(name), column) for name, column in columns.items()]
+            body.append([row.method, str(next(iter(row.differences.values())).n), *cells])
         tables.append((f"Difference to {comparison.against}, paired by seed", ["method", "n", *heads], body))
     refreshed = [row for row in comparison.rows if "heldout/min_cos" in row.training]
     if refreshed:
@@ -194,7 +200,9 @@ def _figure(interval: Interval, column: list[Interval], *, signed: bool) -> str:
     return f"{text}{_reach(interval, places)}"
 
 
-def _change(interval: Interval, column: list[Interval]) -> str:
+def _change(interval: Interval | None, column: list[Interval]) -> str:
+    if interval is None:
+        return UNKNOWN
     places = places_of(column)
     verdict = ("▲ " if interval.mean > 0 else "▼ ") if interval.significant else ""
     return f"{verdict}{interval.mean:+.{places}f}{_reach(interval, places)}"

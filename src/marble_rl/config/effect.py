@@ -15,7 +15,6 @@ WITHOUT_EFFECT = (
     "rewards.*.backoff",
     "rewards.*.timeout",
     "rewards.*.device",
-    "rewards.*.cache",
     "rewards.*.watch*",
     "rewards.*.params.url",  # where a reward is computed, not what it says
     "rewards.*.params.url.*",

@@ -12,10 +12,17 @@ REFRESH_KEYS = ("refresh_every", "ema_decay", "gradients", "probe_weights")
 
 def upgraded(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree of a config, with the settings that this version reads."""
+    rewards = tree.get("rewards")
+    if isinstance(rewards, list):  # 0.1 kept scores of repeated batches, which changed no result
+        tree = {**tree, "rewards": [_without_cache(entry) for entry in rewards]}
     balance = tree.get("balance")
     if not isinstance(balance, dict) or balance.get("type", "marble") != "marble":
         return tree
     return {**tree, "balance": _marble(balance)}
+
+
+def _without_cache(reward: Any) -> Any:
+    return {key: value for key, value in reward.items() if key != "cache"} if isinstance(reward, dict) else reward
 
 
 def _marble(balance: dict[str, Any]) -> dict[str, Any]:

@@ -17,23 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from marble_rl.balancing.direction import STATIONARY_NORM, common_direction
+from marble_rl.balancing.direction import common_direction
 from marble_rl.balancing.min_norm import min_norm
 from marble_rl.diagnose.intervals import COSINE, RATE, SHARE, jackknife, mean_over_batches
-from marble_rl.diagnose.record import AdvantageFacts, ConstructedConflict, DirectionFigures, Figures, QpFacts
+from marble_rl.diagnose.record import AdvantageFacts, DirectionFigures, Figures, QpFacts
 from marble_rl.intervals import Interval
-from marble_rl.training.harmony import in_batch_harmony
 
 FIGURES = {"min_cos": COSINE, "mean_cos": COSINE, "var_cos": SHARE, "conflict": RATE}
 """Those of `Harmony`, with their bounds."""
 NEAR_ZERO = 0.05
 """Of the unit gradients' min-norm point: below it the batch has next to no common direction."""
-VANISHED = 1e-7
-"""Length, beside what it was made of, below which a difference of gradients is rounding."""
 
 
 def direction_figures(products: Tensor, weights: Tensor, rewards: int) -> DirectionFigures:
@@ -138,9 +134,8 @@ def signal(products: Tensor, rewards: int, size: float = 1.0) -> Tensor:
     return torch.where(mu > 0, mu / (mu + (raw - mu) / size), 0.0)
 
 
-def qp_facts(products: Tensor, weights: Tensor, rewards: int) -> QpFacts:
-    """``weights`` [M, J]: of the combined gradients."""
-    norms, combined = [], []
+def qp_facts(products: Tensor, rewards: int) -> QpFacts:
+    norms = []
     for m in range(len(products)):
         gram = products[m, :rewards, m, :rewards]
         lengths = gram.diagonal().sqrt()
@@ -149,11 +144,9 @@ def qp_facts(products: Tensor, weights: Tensor, rewards: int) -> QpFacts:
             continue
         unit = gram[active][:, active] / lengths[active][:, None] / lengths[active]
         norms.append(min_norm(unit).norm)
-        length = float((weights[m] @ products[m, :, m] @ weights[m]).clamp_min(0).sqrt())
-        combined.append(length / float(lengths[active].mean()))
     if not norms:
-        return QpFacts([0.0], [0.0], 1.0)
-    return QpFacts(norms, combined, sum(norm < NEAR_ZERO for norm in norms) / len(norms))
+        return QpFacts([0.0], 1.0)
+    return QpFacts(norms, sum(norm < NEAR_ZERO for norm in norms) / len(norms))
 
 
 def advantage_facts(products: Tensor, advantages: Tensor, rewards: int) -> AdvantageFacts:
@@ -186,35 +179,3 @@ def _unit(grams: Tensor) -> Tensor:
     lengths = torch.einsum("mkk->mk", grams).sqrt()
     lengths = lengths.where(lengths > 0, torch.nan)
     return grams / lengths[:, :, None] / lengths[:, None, :]
-
-
-def constructed_conflict(products: Tensor, rewards: int, strengths: Sequence[float]) -> list[ConstructedConflict]:
-    """g_2 <- (1 - s) g_2 - s (|g_2| / |g_1|) g_1, for s from 0 to 1: what each rule makes of it, in-batch.
-
-    Over the batches in which both have a gradient; other rewards take part where they have one.
-    """
-    grams = torch.einsum("mjmi->mji", products)[:, :rewards, :rewards]
-    both = [gram for gram in grams if (gram.diagonal()[:2] > 0).all()]
-    if not both:
-        return []
-    rows = {s: [_turned(gram, s) for gram in both] for s in strengths}
-    return [
-        ConstructedConflict(s, *(float(np.mean(column)) for column in zip(*of, strict=True))) for s, of in rows.items()
-    ]
-
-
-def _turned(gram: Tensor, strength: float) -> tuple[float, float, float]:
-    """Smallest cosine of the min-norm direction and of the sum, and the length of the min-norm point."""
-    before = gram.diagonal().sqrt()
-    change = torch.eye(len(gram), dtype=gram.dtype)
-    change[1, 1], change[1, 0] = 1 - strength, -strength * before[1] / before[0]
-    turned = change @ gram @ change.T
-    # On its way the second gradient may vanish: it passes through 0 where it was the first one's equal.
-    lengths = turned.diagonal().clamp_min(0).sqrt()
-    active = lengths > VANISHED * before
-    turned, lengths = turned[active][:, active], lengths[active]
-    unit = turned / lengths[:, None] / lengths
-    solution = min_norm(unit)
-    ours = in_batch_harmony(unit, solution.alpha, len(unit)) if solution.norm > STATIONARY_NORM else None
-    summed = in_batch_harmony(turned, torch.ones_like(lengths), len(turned))
-    return (ours.min_cos if ours else 0.0, summed.min_cos if summed else 0.0, solution.norm)

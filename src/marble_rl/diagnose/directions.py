@@ -47,7 +47,7 @@ def directions(
 
 def _rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str, Rule]:
     k = rewards
-    found: dict[str, Rule] = {
+    rules: dict[str, Rule] = {
         "weighted_sum": lambda gram: torch.eye(len(gram), dtype=gram.dtype)[k],
         "uniform": lambda gram: _padded(torch.full((k,), 1 / k, dtype=gram.dtype)),
         "unit_mean": lambda gram: _padded(_per_length(torch.full((k,), 1 / k, dtype=gram.dtype), gram)),
@@ -55,14 +55,14 @@ def _rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str
         "marble_no_norm": lambda gram: _padded(raw_direction(gram[:k, :k]).weights),
     }
     if alpha_bar is not None:
-        found["between_refreshes"] = lambda gram: _padded(alpha_bar)
-        found["alpha_over_norm"] = lambda gram: _padded(_per_length(alpha_bar, gram))
+        rules["between_refreshes"] = lambda gram: _padded(alpha_bar)
+        rules["alpha_over_norm"] = lambda gram: _padded(_per_length(alpha_bar, gram))
     unit, known = _averaged(products, k)
     if not known.any():
-        return found
+        return rules
     mean = _among(min_norm(unit).alpha, known)
-    found["mean_gram"] = lambda gram: _padded(_per_length(mean, gram))
-    return found
+    rules["mean_gram"] = lambda gram: _padded(_per_length(mean, gram))
+    return rules
 
 
 def _among(share: Tensor, known: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marble_rl.diagnose.intervals import few
-from marble_rl.diagnose.record import AdvantageFacts, Diagnosis, Figures, Sample
+from marble_rl.diagnose.record import AdvantageFacts, Diagnosis, Figures
 from marble_rl.intervals import Interval
 
 
@@ -44,21 +43,11 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
             style="dim",
             soft_wrap=True,
         )
-    console.print(_specialists(diagnosis))
     console.print(
         f"QP: mean length {fmean(diagnosis.qp.norm):.3f} (smallest {min(diagnosis.qp.norm):.3f}), "
-        f"{100 * diagnosis.qp.near_zero:.0f} % of batches below 0.05; combined gradient "
-        f"{fmean(diagnosis.qp.combined):.2f} of the rewards' mean length",
+        f"{100 * diagnosis.qp.near_zero:.0f} % of batches below 0.05",
         soft_wrap=True,
     )
-    if diagnosis.conflict:
-        opposed, (first, second, *_) = diagnosis.conflict[-2], diagnosis.names
-        console.print(
-            f"constructed conflict ({second} turned {100 * opposed.strength:.0f} % against {first}): "
-            f"min cos {opposed.min_cos:+.3f} for the min-norm point, {opposed.weighted_sum_min_cos:+.3f} for the sum",
-            markup=False,
-            soft_wrap=True,
-        )
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -120,22 +109,6 @@ def _coefficients(facts: AdvantageFacts, names: Sequence[str]) -> Table:
     for name, shares in (("of the gradients", facts.alpha), ("of the advantages", facts.alpha_of_advantages)):
         table.add_row(name, *map(_mean, shares))
     return table
-
-
-def _specialists(diagnosis: Diagnosis) -> Table:
-    sources: dict[str, list[Sample]] = defaultdict(list)
-    for sample in diagnosis.samples:
-        sources[sample.source].append(sample)
-    table = _table("Mean size of the advantages by prompt source, first mini-batch", "", *diagnosis.names)
-    for source, samples in sources.items():
-        columns = zip(*(sample.advantages for sample in samples), strict=True)
-        table.add_row(source, *(_mean_size(column) for column in columns))
-    return table
-
-
-def _mean_size(advantages: Sequence[float | None]) -> str:
-    sizes = [abs(a) for a in advantages if a is not None]
-    return f"{fmean(sizes):.2f}" if sizes else "-"
 
 
 def _both(figures: Figures) -> str:

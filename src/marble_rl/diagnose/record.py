@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -43,8 +43,6 @@ class QpFacts:
 
     norm: list[NonNegativeFloat]
     """Length of the min-norm point: the cosine that it guarantees every reward in its own batch."""
-    combined: list[NonNegativeFloat]
-    """Length of the combined gradient, in units of the rewards' mean gradient length."""
     near_zero: float
     """Share of batches with a min-norm point shorter than 0.05."""
 
@@ -68,19 +66,6 @@ class AdvantageFacts:
     """[K] of the min-norm point of the gradients, over the batches that have any."""
     alpha_of_advantages: list[Interval | None]
     """[K] of the advantages."""
-
-
-@dataclass(frozen=True)
-class ConstructedConflict:
-    """The second reward's gradient turned against the first's."""
-
-    strength: float
-    """0: as it is. 1: exactly opposed."""
-    min_cos: float
-    """Of the min-norm direction, mean over batches."""
-    weighted_sum_min_cos: float
-    """Of the plain sum of the gradients."""
-    norm: float
 
 
 @dataclass(frozen=True)
@@ -116,17 +101,10 @@ class Diagnosis(Record):
     advantages: AdvantageFacts | None = None
     """None in diagnoses of older versions."""
     qp: QpFacts
-    conflict: list[ConstructedConflict]
     samples: list[Sample] = Field(default_factory=list)
     """Of the first batch; results that are kept in a repository are without them."""
     meanings: dict[str, str] = Field(default_factory=dict)
     """What each direction is."""
-
-    @classmethod
-    def upgraded(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        """An unknown interval was one of three nulls."""
-        upgraded: dict[str, Any] = _unknown_as_null(tree)
-        return upgraded
 
     @model_validator(mode="after")
     def _one_value_for_each_reward(self) -> Diagnosis:
@@ -135,7 +113,7 @@ class Diagnosis(Record):
         rows = [*self.signal.values(), *self.cosines, *correlations, *(sample.advantages for sample in self.samples)]
         if any(len(row) != k for row in rows) or len(self.cosines) != k or len(correlations) not in (0, k):
             raise ValueError(f"expected one value for each of {k} rewards")
-        if not (k and self.directions and self.qp.norm and self.qp.combined):
+        if not (k and self.directions and self.qp.norm):
             raise ValueError("expected rewards, directions and lengths, got none of one of them")
         return self
 
@@ -144,11 +122,3 @@ class Diagnosis(Record):
         sizes = {1: self.directions, **self.larger}
         figures = {size: of[direction].rest for size, of in sorted(sizes.items()) if direction in of}
         return {size: rest["min_cos"] for size, rest in figures.items() if "min_cos" in rest}
-
-
-def _unknown_as_null(value: Any) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {"mean", "low", "high"} and value["mean"] is None:
-            return None
-        return {key: _unknown_as_null(item) for key, item in value.items()}
-    return [_unknown_as_null(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""`marble diagnose`: measure, analyse, write, draw."""
+"""`marble diagnose`: measure, analyse, write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from marble_rl.diagnose.analysis import (
     advantage_facts,
-    constructed_conflict,
     direction_figures,
     independent_figures,
     merged,
@@ -37,12 +36,10 @@ PRINTED_EVERY = 10
 """Mini-batches between two lines where the output is not a terminal."""
 LARGER = (2, 4, 8, 16)
 """Batch sizes beside the one measured at which directions are compared too, by merging mini-batches."""
-STRENGTHS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Path, console: Console) -> Diagnosis:
-    """Measure ``batches`` fresh mini-batches with a run's checkpoint; write diagnosis.json, diagnosis.png and
-    products.npy."""
+    """Measure ``batches`` fresh mini-batches with a run's checkpoint; write diagnosis.json and products.npy."""
     RunFolder(run).load_config()
     columns = (TextColumn("mini-batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -65,9 +62,6 @@ def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Pat
     diagnosis = analyse(measured, opened.step)
     with storage_errors(str(out), "diagnose again"):
         diagnosis.write(out / DIAGNOSIS)
-    from marble_rl.diagnose.figure import draw_diagnosis
-
-    draw_diagnosis(diagnosis, out / "diagnosis.png")
     return diagnosis
 
 
@@ -98,8 +92,7 @@ def analyse(measured: Measured, step: int | None) -> Diagnosis:
         signal={size: signal(products, k, size).tolist() for size in SIZES},
         cosines=true_cosines(products, k).tolist(),
         advantages=advantage_facts(products, measured.advantages, k),
-        qp=qp_facts(products, measured.directions["marble"], k),
-        conflict=constructed_conflict(products, k, STRENGTHS) if k > 1 else [],
+        qp=qp_facts(products, k),
         samples=measured.samples,
         meanings=MEANINGS,
     )

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from torch import Tensor
 
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World, check_same_rewards
@@ -235,7 +236,7 @@ def _save_pictures(results: dict[str, Evaluation], prompts: Sequence[int], out: 
     return pictures
 
 
-def _card(results: dict[str, Evaluation], prompt: int) -> Card:
+def _card(results: dict[str, Evaluation], prompt: int) -> Card[Tensor]:
     first = next(iter(results.values()))
     rows = {name: prompt * result.images_per_prompt for name, result in results.items()}
     pictures = tuple(

@@ -14,7 +14,6 @@ from marble_rl.inference.lora_note import NOTE, LoraNote
 from marble_rl.inference.model_card import model_card, read_evaluation
 from marble_rl.inference.opening import Opened
 from marble_rl.models.lora import Adapter
-from marble_rl.models.pipeline import PipelineModel
 from marble_rl.runs.folder import RunFolder
 from marble_rl.storage import storage_errors, write_bytes
 
@@ -45,7 +44,6 @@ def export_lora(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | No
 def export_merged(opened: Opened, adapter: Adapter, out: Path, run: RunFolder, dtype: torch.dtype) -> list[str]:
     """Write the whole pipeline with the LoRA merged into its weights. ``opened`` has no adapters afterwards."""
     assert opened.policy is not None
-    assert isinstance(opened.model, PipelineModel)
     opened.policy.merge(adapter)
     pipeline = opened.model.pipeline
     pipeline.vae.to(memory_format=torch.contiguous_format)  # safetensors needs contiguous tensors

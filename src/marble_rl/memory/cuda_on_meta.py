@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marble_rl.models import pipeline as pipelines
+from marble_rl.models import pixels as decoded_pixels
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def as_on_cuda(dtype: torch.dtype) -> Iterator[None]:
     changes: list[tuple[Any, str, Any]] = [
         (functional, "scaled_dot_product_attention", attention),
         (Tensor, "cpu", lambda tensor: tensor),
-        (pipelines, "all_finite", lambda pixels: True),
+        (decoded_pixels, "all_finite", lambda pixels: True),
         (torch, "is_autocast_enabled", is_autocast_enabled),  # the fused layers call it
     ]
     if half:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -13,7 +13,7 @@ from marble_rl import hub
 from marble_rl.config import RunConfig
 from marble_rl.mini import embedded
 from marble_rl.models import PIPELINE, adapter_of, check_model_path
-from marble_rl.models.pipeline import PipelineModel
+from marble_rl.models.base import DiffusionModel
 
 
 def config_folder(path: str) -> Path:
@@ -33,12 +33,12 @@ def config_folder(path: str) -> Path:
         return Path(download())
 
 
-def build_empty(config: RunConfig, folder: Path) -> PipelineModel:
+def build_empty(config: RunConfig, folder: Path) -> DiffusionModel:
     """The pipeline that the configs in ``folder`` describe, without weights or tokenizers."""
     import diffusers
     import transformers
 
-    adapter = cast(type[PipelineModel], adapter_of(folder / "model_index.json"))
+    adapter = adapter_of(folder / "model_index.json")
     parts: dict[str, Any] = {}
     for name, entry in json.loads((folder / "model_index.json").read_text()).items():
         if name.startswith("_") or not isinstance(entry, list):

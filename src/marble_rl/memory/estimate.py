@@ -25,8 +25,8 @@ from marble_rl.memory.allocations import Allocations
 from marble_rl.memory.cuda_on_meta import as_on_cuda
 from marble_rl.memory.empty_model import build_empty, config_folder
 from marble_rl.memory.micro_batch import MicroBatch
+from marble_rl.models.base import DiffusionModel
 from marble_rl.models.lora import LoraPolicy
-from marble_rl.models.pipeline import PipelineModel
 from marble_rl.models.precision import MemorySettings, memory_settings
 from marble_rl.types import HALVES
 
@@ -177,21 +177,21 @@ def estimate_run(config: RunConfig, device: torch.device) -> Estimate:
     return estimate(config, config_folder(config.model.path), memory_settings(config.model, device))
 
 
-def _sampling(model: PipelineModel, rows: int, shape: tuple[int, ...]) -> int:
+def _sampling(model: DiffusionModel, rows: int, shape: tuple[int, ...]) -> int:
     """Peak bytes of one forward pass."""
     with Allocations() as counted, torch.no_grad():
         _predict(model, torch.empty(rows, *shape), torch.empty(rows))
     return counted.peak
 
 
-def _decoding(model: PipelineModel, rows: int, shape: tuple[int, ...]) -> tuple[int, int]:
+def _decoding(model: DiffusionModel, rows: int, shape: tuple[int, ...]) -> tuple[int, int]:
     """Peak bytes, and the bytes of one decoded image."""
     with Allocations() as counted:
         images = model.decode(torch.empty(rows, *shape))
     return counted.peak, images[0].numel()
 
 
-def _training(model: PipelineModel, loss: Loss, rows: int, shape: tuple[int, ...], columns: int) -> int:
+def _training(model: DiffusionModel, loss: Loss, rows: int, shape: tuple[int, ...], columns: int) -> int:
     """Peak bytes of a training pass: the trained policy's prediction and the first backward pass through it."""
     params = [p for p in model.transformer.parameters() if p.requires_grad]
     buffer = torch.empty(columns, sum(p.numel() for p in params))  # counted as `gradient_buffer`
@@ -210,7 +210,7 @@ def _training(model: PipelineModel, loss: Loss, rows: int, shape: tuple[int, ...
     return counted.peak
 
 
-def _predict(model: PipelineModel, x: Tensor, sigma: Tensor) -> Tensor:
+def _predict(model: DiffusionModel, x: Tensor, sigma: Tensor) -> Tensor:
     return model.predict(x, sigma, model.blank_conditioning(len(x))).float()
 
 
@@ -225,7 +225,7 @@ def _count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def sizes(model: PipelineModel, memory: MemorySettings) -> tuple[dict[str, int], dict[str, int]]:
+def sizes(model: DiffusionModel, memory: MemorySettings) -> tuple[dict[str, int], dict[str, int]]:
     """Numbers of parameters, and their bytes, of the transformer, the autoencoder and every text encoder."""
     modules = {"transformer": model.transformer, "vae": model.pipeline.vae}
     modules |= {name: part for name in model.text_parts if (part := getattr(model.pipeline, name)) is not None}

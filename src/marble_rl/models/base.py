@@ -1,27 +1,67 @@
-"""The interface of a model family to the trainer. Each family implements it in one small file."""
+"""A model family to the trainer: what is the same for all diffusers pipelines, and what each family writes itself in
+one small file."""
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
+from peft import LoraConfig, get_peft_model_state_dict
 from torch import Tensor
 
 from marble_rl.errors import InputError
+from marble_rl.models.attention import HEAD, check_backward, choose_backend, leave_norms_plain
 from marble_rl.models.precision import PLAIN, MemorySettings, autocast
+from marble_rl.models.quantization import quantization
+from marble_rl.storage import save_safetensors
 from marble_rl.types import Conditioning, Media
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+JOINT_ATTENTION = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
+"""LoRA targets: the projections of image and text in transformers that attend to both at once."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a family's images, latents and tokens."""
+
+    channels: int
+    """Channels of a latent."""
+    scale: int
+    """Pixels per latent position, in each direction."""
+    patch: int
+    """Latent positions per token, in each direction."""
+    height: int
+    """Default size in pixels."""
+    width: int
 
 
 class DiffusionModel(ABC):
-    """A flow-matching text-to-image or text-to-video model whose transformer carries the adapters.
+    """A flow-matching text-to-image or text-to-video pipeline of diffusers whose transformer carries the adapters.
 
     A sample is an image, uint8 [H, W, 3], or a video [F, H, W, 3]; the solvers, the loss and the gradients treat the
-    latents of both alike: [B, ...].
+    latents of both alike: [B, ...]. A family implements encode, blank_conditioning, geometry, sigmas, predict and
+    decode.
     """
 
     name: ClassVar[str]
@@ -35,6 +75,14 @@ class DiffusionModel(ABC):
     """Longest prompt that plain diffusers accepts, in tokens."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Names of the modules that are adapted by default."""
+    pipeline_class: ClassVar[Any]
+    """Of diffusers."""
+    text_parts: ClassVar[tuple[str, ...]] = ("text_encoder",)
+    """Attributes of the pipeline that hold its text encoders."""
+    text_tokenizer: ClassVar[str] = "tokenizer"
+    """Attribute of the pipeline that holds the tokenizer which ``text_length`` limits."""
+    default_text: ClassVar[int]
+    """diffusers' own ``max_sequence_length``."""
 
     transformer: Any
     """The diffusers model (an nn.Module) that is adapted."""
@@ -42,8 +90,34 @@ class DiffusionModel(ABC):
     dtype: torch.dtype = torch.float32
     """Precision of the frozen transformer, and of the passes through it."""
 
+    def __init__(
+        self, pipeline: Any, device: torch.device, text_length: int | None = None, guidance: float | None = None
+    ) -> None:
+        self.check_settings(text_length, guidance)
+        self.pipeline = pipeline
+        self.pipeline.set_progress_bar_config(disable=True)
+        self.device = device
+        self.guidance = guidance
+        self._attention: str | None = None
+        # diffusers pads prompts to its default length, even for a tokenizer that was built for fewer tokens.
+        tokenizer = getattr(self.pipeline, self.text_tokenizer)
+        most = self.default_text if tokenizer is None else tokenizer.model_max_length
+        self._text_length = text_length or min(self.default_text, most)
+        self.transformer = self.pipeline.transformer
+        leave_norms_plain(self.transformer)
+        for part in (self.transformer, self.pipeline.vae, *self.text_encoders):
+            part.requires_grad_(False).eval()
+        self.transformer.to(device)
+        # channels_last is faster, but torch refuses it for a module that has both Conv2d and Conv3d.
+        flat = not any(isinstance(module, torch.nn.Conv3d) for module in self.pipeline.vae.modules())
+        self.pipeline.vae.to(device, **({"memory_format": torch.channels_last} if flat else {}))
+
     @classmethod
-    @abstractmethod
+    def check_supported(cls, path: str) -> None:
+        """Raise ValueError for a pipeline of this class that the family cannot use. Reads no weights."""
+        return
+
+    @classmethod
     def load(
         cls,
         path: str,
@@ -51,8 +125,14 @@ class DiffusionModel(ABC):
         text_length: int | None = None,
         guidance: float | None = None,
         memory: MemorySettings = PLAIN,
-    ) -> DiffusionModel:
+    ) -> Self:
         """Read a pipeline from a folder or the hub."""
+        cls.check_supported(path)
+        dtypes = {"vae": memory.vae_dtype, "default": memory.dtype}
+        pipeline = cls.pipeline_class.from_pretrained(path, dtype=dtypes, **quantization(memory))
+        model = cls(pipeline, device, text_length, guidance)
+        model.save_memory(memory)
+        return model
 
     @classmethod
     def media(cls) -> Media:
@@ -70,13 +150,30 @@ class DiffusionModel(ABC):
         if text_length is not None and cls.most_text is not None and text_length > cls.most_text:
             raise InputError(f"model.text_length: {text_length} is more than the {cls.most_text} that {cls.name} takes")
 
-    @abstractmethod
+    def save_memory(self, memory: MemorySettings) -> None:
+        """Apply the settings that can be changed once the weights are loaded."""
+        self.dtype = memory.dtype
+        if memory.gradient_checkpointing:
+            self.transformer.enable_gradient_checkpointing()
+        self._attention = memory.attention
+        if memory.attention is not None:
+            choose_backend(self.transformer, self.name, memory.attention)
+        if memory.decoding is not None:
+            vae = self.pipeline.vae
+            getattr(vae, "disable_slicing" if memory.decoding == "whole" else "enable_slicing")()
+            if memory.decoding == "tiled":
+                vae.enable_tiling()
+
     def check_trainable(self) -> None:
         """Refuse settings with which the loaded model can sample, but not train."""
+        if self._attention is not None:
+            head = self.transformer.config.get("attention_head_dim", HEAD)
+            check_backward(self._attention, self.device, self.dtype, head)
 
-    @abstractmethod
     def work_on(self, device: torch.device) -> None:
         """Use another device from now on. The transformer must be there already; the other parts are moved."""
+        self.device = device
+        self.pipeline.vae.to(device)
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Conditioning:
@@ -87,9 +184,10 @@ class DiffusionModel(ABC):
         """Zeros in the shapes that ``encode`` returns, for estimates of memory."""
 
     @property
-    @abstractmethod
     def text_encoders(self) -> list[torch.nn.Module]:
         """They stay in the CPU's memory and are on the device only inside ``encoding``."""
+        parts = (getattr(self.pipeline, name) for name in self.text_parts)
+        return [part for part in parts if part is not None]
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -104,13 +202,50 @@ class DiffusionModel(ABC):
             for encoder in moved:
                 encoder.to("cpu")
 
+    @property
     @abstractmethod
+    def geometry(self) -> Geometry: ...
+
     def latent_shape(self, height: int | None, width: int | None, frames: int | None = None) -> tuple[int, ...]:
         """Shape of one sample's latent; None takes the model's default size."""
+        self.check_settings(frames=frames)
+        geometry = self.geometry
+        height, width = height or geometry.height, width or geometry.width
+        step = geometry.scale * geometry.patch
+        for name, size in (("height", height), ("width", width)):
+            if size % step:
+                raise InputError(f"{name}: {size} is not a multiple of {step}, which this model needs")
+        return (geometry.channels, height // geometry.scale, width // geometry.scale)
 
     @abstractmethod
     def sigmas(self, steps: int, latent_shape: tuple[int, ...]) -> Tensor:
         """[T + 1] float32 noise levels of the model's own schedule, descending, the last one 0."""
+
+    def scheduler_sigmas(self, **arguments: Any) -> Tensor:
+        """Noise levels of a fresh copy of the pipeline's scheduler, with ``arguments`` for its ``set_timesteps``."""
+        scheduler = type(self.pipeline.scheduler).from_config(self.pipeline.scheduler.config)
+        scheduler.set_timesteps(**arguments)
+        sigmas = cast(Tensor, scheduler.sigmas.to(torch.float32))
+        if sigmas[0] > 1 or sigmas[-1] != 0 or (sigmas.diff() >= 0).any():
+            raise InputError(
+                f"model.path: the noise levels of its {type(scheduler).__name__} do not fall from 1 to 0, as those of "
+                "flow matching do; set use_flow_sigmas in scheduler/scheduler_config.json"
+            )
+        return sigmas
+
+    def dynamic_shift(self, latent_shape: tuple[int, ...]) -> dict[str, float]:
+        """The argument ``mu`` for a scheduler that shifts its levels by the size of the image; empty for others.
+
+        As in diffusers' pipelines, mu is on the line through (fewest tokens, base_shift) and (most tokens, max_shift).
+        """
+        config = self.pipeline.scheduler.config
+        if not config.get("use_dynamic_shifting"):
+            return {}
+        few, many = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+        low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
+        tokens = (latent_shape[-2] // self.geometry.patch) * (latent_shape[-1] // self.geometry.patch)
+        slope = (high - low) / (many - few)
+        return {"mu": tokens * slope + (low - slope * few)}
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """v_theta(x [B, ...], sigma [B], prompts) = noise - data, with the active adapter; float32."""
@@ -126,17 +261,39 @@ class DiffusionModel(ABC):
     def decode(self, latents: Tensor) -> Tensor:
         """Decode clean latents to images [B, H, W, 3] or videos [B, F, H, W, 3], uint8 on the CPU."""
 
-    @abstractmethod
     def write_lora(self, folder: Path, adapter: str) -> None:
         """Write an adapter for plain diffusers' ``load_lora_weights(folder)``, with the metadata for its scale."""
+        metadata = _lora_metadata(self.transformer.peft_config[adapter])
+        self.pipeline_class.save_lora_weights(
+            str(folder),
+            transformer_lora_layers=get_peft_model_state_dict(self.transformer, adapter_name=adapter),
+            save_function=lambda tensors, path: save_safetensors(Path(path), tensors, metadata),
+        )
 
-    @abstractmethod
     def read_lora(self, folder: Path) -> None:
         """Attach the LoRA in ``folder`` to the transformer, for sampling only."""
+        self.pipeline.load_lora_weights(str(folder))
 
-    @abstractmethod
     def plain_call(self) -> tuple[str, dict[str, Any]]:
         """The class of diffusers' pipeline, and the arguments with which calling it samples as marble does."""
+        length = {} if self._text_length == self.default_text else {"max_sequence_length": self._text_length}
+        return self.pipeline_class.__name__, {**self.plain_guidance, **length}
+
+    @property
+    def plain_guidance(self) -> dict[str, float]:
+        """The argument of diffusers' pipeline that leaves classifier-free guidance off."""
+        return {"guidance_scale": 1.0}
+
+
+def _lora_metadata(config: LoraConfig) -> dict[str, str]:
+    """Header of a LoRA file. Without the adapter's config plain diffusers guesses alpha, and the scale is wrong.
+
+    It holds only the keys that `LoraPolicy` sets: diffusers passes all of them to the reader's peft, and an older peft
+    fails on keys that it does not know. Settings of the initialisation are not needed to read the weights.
+    """
+    kept = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": sorted(config.target_modules)}
+    prefixed = {f"transformer.{key}": value for key, value in kept.items()}
+    return {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(prefixed, indent=2, sort_keys=True)}
 
 
 CACHE_BYTES = 4 << 30

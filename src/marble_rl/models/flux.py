@@ -16,8 +16,9 @@ from diffusers import FluxPipeline
 from torch import Tensor
 
 from marble_rl.errors import InputError
+from marble_rl.models.base import JOINT_ATTENTION, DiffusionModel, Geometry
 from marble_rl.models.packing import PATCH, pack, unpack
-from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, decoded, to_uint8
+from marble_rl.models.pixels import decoded, to_uint8
 from marble_rl.types import Conditioning
 
 GUIDANCE = 3.5
@@ -32,7 +33,7 @@ class FluxConditioning(Conditioning):
     """[B, D'] of CLIP"""
 
 
-class FluxModel(PipelineModel):
+class FluxModel(DiffusionModel):
     name = "FLUX.1"
     pipeline_class = FluxPipeline
     takes_guidance = True

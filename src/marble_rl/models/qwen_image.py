@@ -10,8 +10,9 @@ import torch
 from diffusers import QwenImagePipeline
 from torch import Tensor, nn
 
+from marble_rl.models.base import JOINT_ATTENTION, DiffusionModel, Geometry
 from marble_rl.models.packing import PATCH, pack, unpack
-from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, decoded, per_channel, to_uint8
+from marble_rl.models.pixels import decoded, per_channel, to_uint8
 from marble_rl.types import Conditioning
 
 
@@ -30,7 +31,7 @@ class QwenImageConditioning(Conditioning):
         return QwenImageConditioning(self.prompt_embeds[:, : mask.shape[1]], None if mask.all() else mask)
 
 
-class QwenImageModel(PipelineModel):
+class QwenImageModel(DiffusionModel):
     name = "Qwen-Image"
     pipeline_class = QwenImagePipeline
     default_text = 512

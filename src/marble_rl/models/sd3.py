@@ -9,7 +9,8 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
-from marble_rl.models.pipeline import JOINT_ATTENTION, Geometry, PipelineModel, decoded, to_uint8
+from marble_rl.models.base import JOINT_ATTENTION, DiffusionModel, Geometry
+from marble_rl.models.pixels import decoded, to_uint8
 from marble_rl.types import Conditioning
 
 
@@ -21,7 +22,7 @@ class SD3Conditioning(Conditioning):
     """[B, D']"""
 
 
-class SD3Model(PipelineModel):
+class SD3Model(DiffusionModel):
     name = "Stable Diffusion 3"
     pipeline_class = StableDiffusion3Pipeline
     text_parts = ("text_encoder", "text_encoder_2", "text_encoder_3")

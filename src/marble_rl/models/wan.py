@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from diffusers import WanPipeline
 from torch import Tensor
 
 from marble_rl.errors import InputError
-from marble_rl.models.pipeline import Geometry, PipelineModel, decoded, per_channel, to_uint8
-from marble_rl.models.precision import PLAIN, MemorySettings
+from marble_rl.models.base import DiffusionModel, Geometry
+from marble_rl.models.pixels import decoded, per_channel, to_uint8
 from marble_rl.types import Conditioning
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 HEIGHT, WIDTH, FRAMES = 480, 832, 81
 """diffusers' defaults: five seconds."""
@@ -32,7 +29,7 @@ class WanConditioning(Conditioning):
     """[B, L, D] of UMT5, zero after a prompt's last token; Wan needs no mask"""
 
 
-class WanModel(PipelineModel):
+class WanModel(DiffusionModel):
     name = "Wan 2.1"
     pipeline_class = WanPipeline
     makes_videos = True
@@ -46,18 +43,10 @@ class WanModel(PipelineModel):
         self.pipeline.vae.enable_slicing()  # decode one video at a time: a batch would not fit into memory
 
     @classmethod
-    def load(
-        cls,
-        path: str,
-        device: torch.device,
-        text_length: int | None = None,
-        guidance: float | None = None,
-        memory: MemorySettings = PLAIN,
-    ) -> Self:
+    def check_supported(cls, path: str) -> None:
         index = WanPipeline.load_config(path)
         if index.get("boundary_ratio") is not None or index.get("expand_timesteps"):
             raise ValueError("it is a Wan 2.2, whose two transformers or timesteps per token are not supported")
-        return super().load(path, device, text_length, guidance, memory)
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> WanConditioning:

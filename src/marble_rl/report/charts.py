@@ -6,18 +6,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from itertools import groupby, pairwise
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 from markupsafe import Markup
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from marble_rl.charts import drawing
 from marble_rl.charts.drawing import Line, Reference
-from marble_rl.charts.style import LIGHT, plain
+from marble_rl.charts.style import LIGHT
 from marble_rl.charts.svg import Sheet, sheet
 from marble_rl.intervals import Interval
 from marble_rl.report.wording import MINUS, number, shortened
@@ -29,11 +25,6 @@ MOST_NAME, MOST_LABEL = 22, 14
 """Characters of a name beside a row of intervals, and beside a row of cells."""
 LABEL_GAP = 14.0
 """Least distance of labels at the ends of curves."""
-LEVELS = 5
-"""Shades of a map on either side of zero. Each is one path: much smaller than a rectangle for every sample."""
-BOX = np.array([(0.0, -0.46), (1.0, -0.46), (1.0, 0.46), (0.0, 0.46), (0.0, -0.46)])
-BOX_CODES = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
-"""Of one sample in the map."""
 MOST_REMEMBERED = 100
 """Charts of each kind."""
 P = ParamSpec("P")
@@ -205,51 +196,3 @@ def _digits(value: float, signed: bool, columns: int) -> str:
     text = f"{abs(value):.{2 if columns < 10 else 1}f}" if abs(value) < 10 else f"{abs(value):.0f}"
     sign = MINUS if value < 0 and float(text) else "+" if signed and not narrow and float(text) else ""
     return sign + (text.removeprefix("0") if narrow and abs(value) < 1 else text)
-
-
-@drawn_once
-def sample_map(
-    title: str, rows: Sequence[str], samples: Sequence[tuple[str, str, Sequence[float | None]]], **texts: str
-) -> Chart:
-    """A column for each (group, name, value for each row or None where the row says nothing about it), by group."""
-    groups = list(dict.fromkeys(group for group, _, _ in samples))
-    ordered = sorted(samples, key=lambda sample: groups.index(sample[0]))
-    table = np.array([values for _, _, values in ordered], float)  # [samples, rows], NaN for None
-    full = float(np.nanmax(np.abs(table), initial=0.0)) or 1.0
-    with sheet(WIDTH, 26.0 * len(rows)) as page:
-        levels = np.round(LEVELS * np.abs(table) / full)
-        for level in range(LEVELS + 1):
-            for colour, sign in (("accent", table >= 0), ("bad", table < 0)):
-                chosen = np.argwhere((levels == level) & sign)
-                path = Path((chosen[:, None] + BOX).reshape(-1, 2), BOX_CODES * len(chosen))
-                strength = 0.06 + 0.94 * level / LEVELS
-                page.axes.add_artist(PathPatch(path, facecolor=LIGHT[colour], alpha=strength, linewidth=0))
-        sizes = [len(list(members)) for _, members in groupby(ordered, key=lambda sample: sample[0])]
-        starts = np.cumsum([0, *sizes])[:-1]
-        for start in starts:
-            page.axes.axvline(start, **drawing.LOOKS["zero"])
-        letters = [int(36 * size / len(ordered)) for size in sizes]  # about 36 fit below the map
-        names = [shortened(plain(group), most) for group, most in zip(groups, letters, strict=True)]
-        page.axes.set_xticks(starts + np.array(sizes) / 2, names)
-        page.axes.set_yticks(range(len(rows)), [shortened(plain(n), MOST_LABEL) for n in rows], color=LIGHT["text"])
-        page.axes.set(xlim=(0, len(ordered)), ylim=(len(rows) - 0.4, -0.6))
-        page.axes.grid(visible=False)
-        page.fit()
-        at, _ = page.places([i + 0.5 for i in range(len(ordered))], [0.0] * len(ordered))
-        columns = list(zip(*(values for _, _, values in ordered), strict=True))
-        data = _hover(page, [shortened(name, 36) for _, name, _ in ordered], at, _cell_rows(rows, columns, True))
-        return Chart(title, _svg(page, title), data, **texts)
-
-
-@drawn_once
-def histogram(
-    title: str, values: Sequence[float], *, unit: str, reference: Reference | None = None, **texts: str
-) -> Chart:
-    """How many values lie in each bin from zero on; ``reference`` is a place on the x axis."""
-    with sheet(WIDTH, HEIGHT) as page:
-        counts, edges = drawing.histogram(page.axes, values, unit=unit, reference=reference)
-        page.fit()
-        at, _ = page.places([sum(ends) / 2 for ends in pairwise(edges)], [0.0] * len(counts))
-        headings = [f"{number(low)} to {number(high)}" for low, high in pairwise(edges)]
-        rows = [{"name": "batches", "colour": "ours", "values": counts, "y": []}]
-        return Chart(title, _svg(page, title), _hover(page, headings, at, rows), **texts)

@@ -11,12 +11,13 @@ from marble_rl.charts.style import PALETTE
 from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import COMPARISON, Comparison
+from marble_rl.compare.writing import HARMONY
 from marble_rl.errors import InputError
 from marble_rl.intervals import Interval
 from marble_rl.report.charts import Chart, forest
 from marble_rl.report.jobs import curves, peak_memory, pictures, read_jobs, shown_methods
 from marble_rl.report.page import render
-from marble_rl.report.pictures import Gallery, shown_cards
+from marble_rl.report.pictures import Gallery, least_changes, shown_cards
 from marble_rl.report.verdicts import Answer, Verdict
 from marble_rl.report.wording import count_word, counted, duration, interval, listed, memory, number
 
@@ -64,6 +65,7 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
         curves=curves(jobs, shown, trained, colour),
         shown=shown,
         cards=shown_cards(prompts, Gallery(remarks)),
+        least=least_changes(prompts),
         seed=seed,
         remarks=remarks,
         harmony=_harmony(comparison),
@@ -114,7 +116,7 @@ def _verdicts(comparison: Comparison) -> list[Verdict]:
         composite = row.differences.get(COMPOSITE)
         answer, text = _by_composite(composite, partly=bool(better))
         shared_seeds = next(iter(known.values())).n or len(row.seeds)
-        if shared_seeds == 1:
+        if shared_seeds == 1 and composite is not None:
             answer, text = "unknown", f"{text}, in one training of each: others may differ"
         parts = {"better on": better, "worse on": worse}
         text = "; ".join([text, *(f"{word} {listed(names)}" for word, names in parts.items() if names)]) + "."
@@ -129,9 +131,11 @@ def _verdicts(comparison: Comparison) -> list[Verdict]:
 
 def _by_composite(difference: Interval | None, *, partly: bool) -> tuple[Answer, str]:
     """``partly``: it is better on some reward, which decides nothing against a composite that is open."""
-    if difference is not None and difference.low > 0:
+    if difference is None:
+        return "unknown", "The composite is not known: no prompt has a score of both from some reward"
+    if difference.low > 0:
         return "yes", "Better by the composite"
-    if difference is not None and difference.high < 0:
+    if difference.high < 0:
         return "no", "Worse by the composite"
     return "partly" if partly else "unknown", "No clear difference in the composite"
 
@@ -148,6 +152,5 @@ def _charts(comparison: Comparison, colour: dict[str, str]) -> list[Chart]:
 
 def _harmony(comparison: Comparison) -> list[tuple[str, list[str]]]:
     """Means over the refreshes of the methods that have any."""
-    keys = ("heldout/min_cos", "ws_heldout/min_cos", "heldout/conflict", "ws_heldout/conflict", "qp/norm")
     rows = [row for row in comparison.rows if "heldout/min_cos" in row.training]
-    return [(row.method, [number(row.training[k]) if k in row.training else "" for k in keys]) for row in rows]
+    return [(row.method, [number(row.training[k]) if k in row.training else "" for k in HARMONY]) for row in rows]

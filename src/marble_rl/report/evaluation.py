@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 
+from marble_rl.runs.images import Card, Picture
 from marble_rl.runs.scores import IMAGES, ImageScores, Scores
 
 
-@dataclass(frozen=True)
-class Shot:
-    """A picture made with one set of weights, and its scores."""
-
-    weights: str
-    file: Path
-    scores: dict[str, float]
-
-
-@dataclass(frozen=True)
-class PromptCard:
-    """Pictures of one prompt from the same noise, one for each of the weights."""
-
-    prompt: str
-    source: str
-    shots: tuple[Shot, ...]
-
-
-def prompt_cards(scores: Scores, folder: Path) -> list[PromptCard]:
+def prompt_cards(scores: Scores, folder: Path) -> list[Card[Path]]:
     """Prompts whose pictures were kept in ``folder``, that of the evaluation."""
     cards = []
     for picture in scores.pictures:
         # A name only, so that scores.json from elsewhere cannot pull other files into a page that is passed on.
         files = {name: folder / IMAGES / Path(file).name for name, file in picture.files.items()}
-        shots = [Shot(name, file, _known(scores.weights[name].images[picture.row])) for name, file in files.items()]
+        shown = [Picture(name, file, _known(scores.weights[name].images[picture.row])) for name, file in files.items()]
         image = scores.images[picture.row]
-        if shots:
-            cards.append(PromptCard(image.prompt, image.source, tuple(shots)))
+        if shown:
+            cards.append(Card(image.prompt, tuple(shown), image.source))
     return cards
 
 

@@ -10,15 +10,13 @@ from marble_rl.charts.drawing import Line, Reference
 from marble_rl.diagnose.intervals import few
 from marble_rl.diagnose.record import Diagnosis
 from marble_rl.intervals import Interval
-from marble_rl.report.charts import Chart, forest, histogram, line_chart, matrix, sample_map
+from marble_rl.report.charts import Chart, forest, line_chart, matrix
 from marble_rl.report.evaluation import gains_by_source
 from marble_rl.report.run_data import RunData
 from marble_rl.report.sections import Section, Table, colours
 from marble_rl.report.wording import number, shortened
 
 COMMAND = "marble diagnose RUN"
-MOST_SAMPLES = 400
-"""In the map: it is no wider in dots, and each takes a hundred bytes of the page for every reward."""
 KNOWN = {"weighted_sum": "theirs", "uniform": "r8", "marble": "ours"}
 """Directions that have their own colour; the others are drawn in that of text."""
 
@@ -27,7 +25,7 @@ def diagnosis(run: RunData) -> Section:
     measured = run.diagnosis
     why = (
         f"Not diagnosed. {COMMAND} measures gradients on fresh batches: conflict rates, cosines between rewards, "
-        "signal by batch size, and which samples teach which reward."
+        "signal by batch size, and which prompt sources teach which reward."
     )
     if measured is None:
         return Section("diagnosis", "Diagnosis", "", [], why)
@@ -36,7 +34,8 @@ def diagnosis(run: RunData) -> Section:
         f"{few(measured.batches)} One gradient per reward from each of {measured.batches} fresh batches of "
         f"{measured.images} images, none of them trained on, drawn by the policy{when}. Each way to combine the "
         "rewards is measured with the gradients of its own batch, where a reward's noise counts as agreement with "
-        "itself, and with those of another batch, which is what counts. Whiskers: 95 % intervals."
+        "itself, and with those of another batch, which is what counts. Whiskers: 95 % intervals. "
+        f"{_min_norm_length(measured)}"
     )
     charts = [
         *_forests(measured),
@@ -44,11 +43,18 @@ def diagnosis(run: RunData) -> Section:
         _cosines(measured),
         *_correlations(measured),
         *_signal(run, measured),
-        _norms(measured),
-        _lengths(measured),
-        *_constructed(measured),
     ]
     return Section("diagnosis", "Diagnosis", text.strip(), charts, table=_table(measured))
+
+
+def _min_norm_length(measured: Diagnosis) -> str:
+    k, qp = len(measured.names), measured.qp
+    return (
+        f"The min-norm point of a batch's unit gradients has a length of {number(fmean(qp.norm))} on average: the "
+        f"cosine that it guarantees every reward in its own batch (unrelated gradients have 1/√{k} = "
+        f"{number(1 / math.sqrt(k))}). In {100 * qp.near_zero:.0f} % of the batches it is below 0.05: they have next "
+        "to no common direction."
+    )
 
 
 def _forests(measured: Diagnosis) -> list[Chart]:
@@ -72,7 +78,7 @@ def _forests(measured: Diagnosis) -> list[Chart]:
 
 
 def _larger(measured: Diagnosis) -> list[Chart]:
-    """Only those with their own colour: ten lines on top of each other cannot be told apart."""
+    """Only those with their own colour: the curves of all ten directions would hide each other."""
     lines = []
     for name in measured.directions:
         by_size = measured.by_size(name)
@@ -160,7 +166,7 @@ def _signal(run: RunData, measured: Diagnosis) -> list[Chart]:
         return []
     note = (
         "Share of a reward's squared gradient that is not noise, for batches of other sizes than the run's. A reward "
-        "stands at 0 where its estimate is not positive: these batches cannot tell it from noise."
+        "stands at 0 where its estimate is not positive: in these batches it cannot be distinguished from noise."
     )
     return [
         line_chart(
@@ -175,58 +181,15 @@ def _signal(run: RunData, measured: Diagnosis) -> list[Chart]:
     ]
 
 
-def _norms(measured: Diagnosis) -> Chart:
-    k = len(measured.names)
-    return histogram(
-        "Length of the common direction",
-        measured.qp.norm,
-        unit="smallest cosine",
-        reference=Reference(1 / math.sqrt(k), f"1/√{k}: unrelated gradients"),
-        note="Over batches: the cosine that the min-norm point of unit gradients guarantees in its own batch.",
-        summary=f"{100 * measured.qp.near_zero:.0f} % below 0.05",
-    )
-
-
-def _lengths(measured: Diagnosis) -> Chart:
-    return histogram(
-        "Length of the combined gradient",
-        measured.qp.combined,
-        unit="length",
-        note="Over batches, in units of the rewards' mean gradient length. Short: little is left to agree on.",
-        summary=f"mean {number(fmean(measured.qp.combined))}",
-    )
-
-
-def _constructed(measured: Diagnosis) -> list[Chart]:
-    if len(measured.conflict) < 2 or len(measured.names) < 2:
-        return []
-    turned = [(c.strength, c.min_cos, c.weighted_sum_min_cos) for c in measured.conflict]
-    strength, ours, theirs = (list(column) for column in zip(*turned, strict=True))
-    lines = [
-        Line("marble", strength, ours, "ours", "marble"),
-        Line("plain sum", strength, theirs, "theirs", "plain sum", "dashed"),
-    ]
-    first, second = measured.names[:2]
-    note = f"Worst cosine in the own batch while {second}'s gradient is turned against {first}'s."
-    names = {value: f"{100 * value:.0f} %" for value in strength}
-    return [line_chart("A constructed conflict", lines, include=[0.0], x_label="turned", x_names=names, note=note)]
-
-
 def specialists(run: RunData) -> Section:
     """From the diagnosis and the evaluation, whichever there is."""
     text = (
-        "Rewards need not concern every prompt. Which samples teach which reward, and where each of them gained, by "
-        "prompt source. An empty place: the reward does not apply."
+        "Rewards need not concern every prompt. Which prompt sources teach which reward, and where each of them "
+        "gained. An empty place: the reward does not apply."
     )
     charts = []
-    measured = run.diagnosis
-    if measured is not None and measured.samples:
-        every = math.ceil(len(measured.samples) / MOST_SAMPLES)
-        which = "Every sample" if every == 1 else f"One sample in {every}"
-        note = f"{which} of one batch. Blue: better than its group's mean, red: worse. Deeper: by more."
-        samples = [(s.source, s.prompt, s.advantages) for s in measured.samples[::every]]
-        charts.append(sample_map("Advantages of samples", measured.names, samples, note=note))
-        charts.append(_mean_sizes(measured))
+    if run.diagnosis is not None and run.diagnosis.samples:
+        charts.append(_mean_sizes(run.diagnosis))
     gains = {} if run.evaluation is None else gains_by_source(run.evaluation)
     if gains:
         rewards = [name for name in (*run.trained, *run.held_out) if any(name in row for row in gains.values())]
@@ -238,7 +201,7 @@ def specialists(run: RunData) -> Section:
             charts.append(matrix("Gain by prompt source", list(gains), rewards, cells, unknown="", note=note))
     why = (
         "Nothing is known yet on which prompts teach which reward. marble evaluate RUN shows where each reward gained, "
-        f"{COMMAND} which samples teach it."
+        f"{COMMAND} which prompts teach it."
     )
     return Section("specialists", "Specialists", text, charts, why)
 
@@ -250,5 +213,5 @@ def _mean_sizes(measured: Diagnosis) -> Chart:
         columns = zip(*(sample.advantages for sample in measured.samples if sample.source == source), strict=True)
         known = [[abs(value) for value in column if value is not None] for column in columns]
         cells.append([fmean(sizes) if sizes else None for sizes in known])
-    note = "Their mean size: near 0, the prompts of this source teach the reward nothing."
+    note = "Mean size in one batch: near 0, the prompts of this source teach the reward nothing."
     return matrix("Advantages by prompt source", sources, measured.names, cells, signed=False, unknown="", note=note)

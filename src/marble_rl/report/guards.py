@@ -63,16 +63,16 @@ def _quadratic_program(run: RunData) -> list[Guard]:
     rule = RULES.part_of(balance)
     if not rule.uses_gradients():
         return []
-    found = _times(run, "qp/stationary", "rewards that cancel each other", OFTEN)
+    result = _times(run, "qp/stationary", "rewards that cancel each other", OFTEN)
     residual = run.series("qp/kkt_residual").values
     if residual and rule.solves:
         text = f"at most {max(residual):.0e}".replace("-", MINUS)
-        found.append(Guard("error of the quadratic program", text, max(residual) < 1e-9))
+        result.append(Guard("error of the quadratic program", text, max(residual) < 1e-9))
     if rule.never_opposes(balance):
         # In AdamW's metric the guarantee is one in that metric, and its figures are logged beside the plain ones.
         key = "metric_harmony/conflict" if run.series("metric_harmony/conflict") else "harmony/conflict"
-        found += _times(run, key, "updates against a reward in their own batch", 0.0)
-    return found
+        result += _times(run, key, "updates against a reward in their own batch", 0.0)
+    return result
 
 
 def _times(run: RunData, key: str, what: str, most: float) -> list[Guard]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marble_rl.charts.drawing import Line
 from marble_rl.compare.job_result import JobResult
 from marble_rl.compare.jobs import JOBS
 from marble_rl.report.charts import Chart, line_chart
-from marble_rl.report.evaluation import PromptCard, Shot, prompt_cards
+from marble_rl.report.evaluation import prompt_cards
 from marble_rl.report.run_data import read_if_whole, read_metrics
 from marble_rl.report.statistics import smooth, thinned
 from marble_rl.report.wording import shortened
+from marble_rl.runs.images import Card, Picture
 from marble_rl.runs.scores import SCORES, Scores
 from marble_rl.types import Metrics
 
@@ -85,24 +86,24 @@ def curves(
     return charts
 
 
-def pictures(jobs: Sequence[FinishedJob], methods: Sequence[str]) -> tuple[int | None, list[PromptCard]]:
+def pictures(jobs: Sequence[FinishedJob], methods: Sequence[str]) -> tuple[int | None, list[Card[Path]]]:
     """A seed that all of these methods have, and prompts with a picture of each: the same prompt and the same noise."""
     seeds = [{job.result.seed for job in jobs if job.result.method == method} for method in methods]
     common = sorted(set.intersection(*seeds)) if seeds else []
     if not common:
         return None, []
-    by_prompt: dict[tuple[str, str], list[Shot]] = {}
+    by_prompt: dict[tuple[str, str], list[Picture[Path]]] = {}
     for method in methods:
         job = next(job for job in jobs if (job.result.method, job.result.seed) == (method, common[0]))
         evaluation = job.folder / "evaluation"
         scores = read_if_whole(Scores, evaluation / SCORES, [])
         for card in () if scores is None else prompt_cards(scores, evaluation):
-            shot = card.shots[-1]
-            by_prompt.setdefault((card.source, card.prompt), []).append(Shot(method, shot.file, shot.scores))
-    return common[0], _spread([PromptCard(text, source, tuple(s)) for (source, text), s in by_prompt.items()])
+            last = replace(card.pictures[-1], label=method)
+            by_prompt.setdefault((card.source, card.prompt), []).append(last)
+    return common[0], _spread([Card(text, tuple(shown), source) for (source, text), shown in by_prompt.items()])
 
 
-def _spread(cards: Sequence[PromptCard]) -> list[PromptCard]:
+def _spread(cards: Sequence[Card[Path]]) -> list[Card[Path]]:
     """At most `MOST_PROMPTS`, from every source in turn."""
     place: dict[str, int] = {}
     ranked = []

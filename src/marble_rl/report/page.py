@@ -20,7 +20,7 @@ from marble_rl.report import sections
 from marble_rl.report.evaluation import prompt_cards
 from marble_rl.report.gradients import diagnosis, specialists
 from marble_rl.report.guards import guards
-from marble_rl.report.pictures import Gallery, Inlined, shown_cards, training_samples
+from marble_rl.report.pictures import Gallery, least_changes, shown_cards, training_samples
 from marble_rl.report.run_data import RunData
 from marble_rl.report.speed import speed, total_seconds
 from marble_rl.report.tables import evaluation_rows
@@ -42,8 +42,7 @@ def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | N
     """The HTML. ``refresh_seconds`` makes it load itself again, for a run that goes on."""
     remarks = list(run.remarks)
     gallery = Gallery(remarks)
-    folder = RunFolder(run.folder).evaluation
-    cards = [] if run.evaluation is None else prompt_cards(run.evaluation, folder)
+    cards = [] if run.evaluation is None else prompt_cards(run.evaluation, RunFolder(run.folder).evaluation)
     judged = verdicts(run)
     now = time.time() if now is None else now
     return render(
@@ -60,7 +59,7 @@ def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | N
         evaluation=run.evaluation,
         evaluation_rows=evaluation_rows(run),
         cards=shown_cards(cards, gallery),
-        old_grid=None if cards or run.evaluation is None else _old_grid(folder / "grid.png", gallery),
+        least=least_changes(cards),
         samples=training_samples(run, gallery),
         measured=[
             sections.coefficients(run),
@@ -137,8 +136,3 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     ]
     seconds = total_seconds(run)
     return [*facts, ("Time", duration(seconds))] if seconds else facts
-
-
-def _old_grid(grid: Path, gallery: Gallery) -> Inlined | None:
-    """The grid with its prompts and scores written in it, where the pictures themselves were not kept."""
-    return gallery.open(grid, 1000) if grid.is_file() else None

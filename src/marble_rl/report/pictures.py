@@ -6,7 +6,7 @@ import base64
 import io
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -14,14 +14,13 @@ from typing import TypeVar
 from markupsafe import Markup
 from PIL import Image, ImageSequence
 
-from marble_rl.report.evaluation import PromptCard, Shot
 from marble_rl.report.run_data import RunData
-from marble_rl.runs.images import STILLS, grid_rows
+from marble_rl.runs.images import STILLS, Card, Picture, grid_rows
 
 T = TypeVar("T")
 BUDGET = 2_000_000
 """Bytes of all pictures, encoded."""
-SHOT, STRIP = 320, 832
+WIDEST, STRIP = 320, 832
 """Largest width in pixels of one picture, and of a row of them."""
 MOST_CARDS, MOST_STEPS = 24, 6
 
@@ -33,21 +32,6 @@ class Inlined:
     address: Markup
     width: int
     height: int
-
-
-@dataclass(frozen=True)
-class ShownShot:
-    weights: str
-    picture: Inlined
-    scores: list[tuple[str, float, int]]
-    """Reward, score, and 1 or -1 where it is clearly better or worse than the first weights' score"""
-
-
-@dataclass(frozen=True)
-class ShownCard:
-    prompt: str
-    source: str
-    shots: list[ShownShot]
 
 
 @dataclass(frozen=True)
@@ -112,37 +96,22 @@ def _stills(image: Image.Image) -> Image.Image:
     return strip
 
 
-def shown_cards(prompts: Sequence[PromptCard], gallery: Gallery) -> list[ShownCard]:
-    """Prompts with a picture under each of the weights."""
-    cards = []
-    least = _least_change(prompts)
-    for card in prompts[:MOST_CARDS]:
-        first = card.shots[0].scores
-        opened = [(shot, gallery.open(shot.file, SHOT)) for shot in card.shots]
-        shots = [
-            ShownShot(shot.weights, picture, _scores(shot, first, least))
-            for shot, picture in opened
-            if picture is not None
-        ]
-        if shots:
-            cards.append(ShownCard(card.prompt, card.source, shots))
-    return cards
+def shown_cards(cards: Sequence[Card[Path]], gallery: Gallery) -> list[Card[Inlined]]:
+    """The same cards with their pictures in the page; one of which none could be opened is left out."""
+    shown = []
+    for card in cards[:MOST_CARDS]:
+        opened = [(picture, gallery.open(picture.image, WIDEST)) for picture in card.pictures]
+        pictures = tuple(Picture(p.label, image, p.scores) for p, image in opened if image is not None)
+        if pictures:
+            shown.append(Card(card.prompt, pictures, card.source))
+    return shown
 
 
-def _least_change(prompts: Sequence[PromptCard]) -> dict[str, float]:
+def least_changes(cards: Sequence[Card[Path]]) -> dict[str, float]:
     """By reward, from where a change is marked: a tenth of how much prompts differ under the first weights."""
-    first = [card.shots[0].scores for card in prompts]
+    first = [card.pictures[0].scores for card in cards]
     columns = {name: [scores[name] for scores in first if name in scores] for name in {n for f in first for n in f}}
     return {name: 0.1 * statistics.pstdev(column) for name, column in columns.items()}
-
-
-def _scores(shot: Shot, first: Mapping[str, float], least: Mapping[str, float]) -> list[tuple[str, float, int]]:
-    """Reward, score, and 1 or -1 where it is clearly better or worse than the first one's."""
-    changes = {name: score - first.get(name, score) for name, score in shot.scores.items()}
-    return [
-        (name, score, (changes[name] > least.get(name, 0.0)) - (changes[name] < -least.get(name, 0.0)))
-        for name, score in shot.scores.items()
-    ]
 
 
 def training_samples(run: RunData, gallery: Gallery) -> list[ShownStep]:

@@ -6,8 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from marble_rl.charts.drawing import Line
-from marble_rl.report.charts import Chart, line_chart, stacked_bars
+from marble_rl.report.charts import Chart, stacked_bars
 from marble_rl.report.run_data import RunData
 from marble_rl.report.statistics import thinned
 from marble_rl.report.wording import duration, memory
@@ -34,7 +33,6 @@ class Speed:
     stages: list[tuple[str, str, str, float]]
     """Name, colour, seconds in words, share of the whole"""
     facts: list[tuple[str, str]]
-    memory: Chart | None = None
 
 
 def speed(run: RunData) -> Speed:
@@ -51,17 +49,7 @@ def speed(run: RunData) -> Speed:
         spent = run.total(f"time/{stage}")
         stages.append((STAGES[stage], colour, duration(spent), spent / total if total else 0.0))
     chart = stacked_bars("Seconds a step", x, bars, note="Wall clock, by stage.")
-    return Speed([chart], stages, _speed_facts(run), _memory(run))
-
-
-def _memory(run: RunData) -> Chart | None:
-    peak = run.series("memory/peak_mb")
-    if not peak:
-        return None
-    steps, values = thinned(peak.steps, peak.values)
-    note = "The highest use so far: what torch allocated on the GPU, or what the process held in the machine's memory."
-    lines = [Line("MiB", steps, values, "ink")]
-    return line_chart("Peak memory, MiB", lines, include=[0.0], note=note, summary=memory(max(peak.values)))
+    return Speed([chart], stages, _speed_facts(run))
 
 
 def total_seconds(run: RunData) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -76,36 +75,3 @@ def rise(values: Sequence[float]) -> Interval | None:
 
     low, high = ttest_ind(last, first, equal_var=False).confidence_interval(LEVEL)
     return Interval(difference, float(low), float(high))
-
-
-@dataclass(frozen=True)
-class RankCorrelation:
-    """Spearman's rho, and what chance does. Both shares count ties, so they add up to more than 1."""
-
-    rho: float
-    as_negative: float
-    """Share of all orders whose rho is at least as negative"""
-    as_positive: float
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> RankCorrelation | None:
-    """Over all orders of ``b`` (as many random ones as 8 values have for more); None where all values of one are equal.
-
-    Fewer than four values cannot reach a share below 1/24, so no verdict is drawn from them.
-    """
-    from scipy.stats import permutation_test, rankdata  # slow to import
-
-    ranks_a, ranks_b = (rankdata(values) - (len(values) + 1) / 2 for values in (a, b))
-    size = math.sqrt(float(ranks_a @ ranks_a) * float(ranks_b @ ranks_b))
-    if size == 0:
-        return None
-    test = permutation_test(
-        (ranks_b,),
-        lambda order, axis: order @ ranks_a / size,
-        permutation_type="pairings",
-        vectorized=True,
-        n_resamples=math.factorial(8),
-        rng=0,
-    )
-    rho, others = float(test.statistic), test.null_distribution
-    return RankCorrelation(rho, float(np.mean(others <= rho + 1e-12)), float(np.mean(others >= rho - 1e-12)))

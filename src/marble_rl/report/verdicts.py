@@ -12,10 +12,9 @@ from typing import Literal
 from marble_rl.balancing.registry import RULES
 from marble_rl.diagnose.record import Diagnosis
 from marble_rl.intervals import Interval
-from marble_rl.report.evaluation import score_spread
 from marble_rl.report.guards import guards
 from marble_rl.report.run_data import RunData
-from marble_rl.report.statistics import LEAST_REFRESHES, LEAST_STEPS, mean_interval, rank_correlation, rise
+from marble_rl.report.statistics import LEAST_REFRESHES, LEAST_STEPS, mean_interval, rise
 from marble_rl.report.wording import count_word, counted, interval, listed, number
 
 Answer = Literal["yes", "partly", "no", "unknown"]
@@ -23,11 +22,7 @@ LEAST_SIGNAL = 0.1
 """Below this nine tenths of a reward's squared gradient are noise."""
 REFRESHES_FOR_SIGNAL = 10
 """docs/metrics.md: the first values rest on one or two batches."""
-RARE = 0.05
-"""Share of random orders up to which a correlation is not called chance."""
 NONE = "too few prompts have scores of two sets of weights"
-SHARE_DIGITS = 9
-"""Coefficients that differ beyond them differ by rounding alone."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +36,14 @@ class Verdict:
 
 
 def verdicts(run: RunData) -> list[Verdict]:
-    found = [rewards_rise(run)]
+    answers = [rewards_rise(run)]
     if run.held_out:
-        found.append(held_out_rewards_follow(run))
+        answers.append(held_out_rewards_follow(run))
     if RULES.part_of(run.config.balance).uses_gradients():
-        found += [serves_every_reward(run), better_than_weighted_sum(run), enough_signal(run), follows_difficulty(run)]
+        answers += [serves_every_reward(run), better_than_weighted_sum(run), enough_signal(run)]
     if run.diagnosis is not None:
-        found.append(fewer_conflicts(run.diagnosis))
-    return [*found, nothing_went_wrong(run)]
+        answers.append(fewer_conflicts(run.diagnosis))
+    return [*answers, nothing_went_wrong(run)]
 
 
 def rewards_rise(run: RunData) -> Verdict:
@@ -218,39 +213,6 @@ def _without_signal(run: RunData, weak: list[str], unread: list[str]) -> str:
             f"estimate is read {REFRESHES_FOR_SIGNAL} refreshes after the first."
         )
     return " ".join(sentences)
-
-
-def follows_difficulty(run: RunData) -> Verdict:
-    """Difficulty = a small gain, in units of the base scores' spread over prompts. Ranks only: with few rewards the
-    size of a correlation says little."""
-    claim = "Do the coefficients follow difficulty?"
-    series = run.by_reward("alpha_bar")
-    evaluation = run.evaluation
-    if evaluation is None or not evaluation.differences:
-        return Verdict(claim, "unknown", "Not known without an evaluation: it says how much each reward gained.")
-    spread = score_spread(evaluation)
-    gains = {
-        name: evaluation.differences[name].mean / spread[name]
-        for name in series
-        if name in evaluation.differences and spread.get(name, 0) > 0
-    }
-    if len(gains) < 4:
-        return Verdict(claim, "unknown", f"Not known from {counted(len(gains), 'reward')}; it takes four or more.")
-    shares = {name: round(statistics.fmean(series[name].values), SHARE_DIGITS) for name in gains}
-    figures = [f"{name} coefficient {number(shares[name])}, gain {number(gains[name])} spreads" for name in gains]
-    correlation = rank_correlation(list(shares.values()), list(gains.values()))
-    if correlation is None:
-        return Verdict(claim, "unknown", "Not known: all coefficients, or all gains, are equal.", figures)
-    negative = correlation.rho <= 0
-    chance, word = (correlation.as_negative, "negative") if negative else (correlation.as_positive, "positive")
-    as_much = f"{100 * chance:.0f} % of random orders are as {word}"
-    figures.append(f"rank correlation {number(correlation.rho, signed=True)}; {as_much}")
-    if correlation.as_negative <= RARE:
-        return Verdict(claim, "yes", "Rewards that gained less had the larger coefficients.", figures)
-    if correlation.as_positive <= RARE:
-        return Verdict(claim, "no", "Rewards that gained more had the larger coefficients.", figures)
-    text = f"Not known: with {counted(len(gains), 'reward')} chance does as much."
-    return Verdict(claim, "unknown", text, figures)
 
 
 def nothing_went_wrong(run: RunData) -> Verdict:

@@ -12,7 +12,7 @@ from marble_rl.distributed.world import DeferredError
 from marble_rl.errors import NonFinite, RunStopped
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import OLD, LoraPolicy
-from marble_rl.models.pipeline import UNDECODED, NonFinitePixels
+from marble_rl.models.pixels import UNDECODED, NonFinitePixels
 from marble_rl.rollout.settings import RolloutConfig
 from marble_rl.rollout.solvers import Solver, solve_ode
 from marble_rl.seeding import generator, normal_rows

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from marble_rl.storage import RESUME, storage_errors, write_bytes
 
+ImageT = TypeVar("ImageT")
 MIN_TILE = 96
 MARGIN = 6
 CAPTION = 12
@@ -65,28 +66,31 @@ def grid_rows(grid: Image.Image) -> list[tuple[str, Image.Image]]:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(Generic[ImageT]):
     """An image with its scores."""
 
     label: str
-    pixels: Tensor
-    """[H, W, 3] uint8, a video [F, H, W, 3]"""
+    """The weights, or the method, that it was made with"""
+    image: ImageT
+    """Its pixels [H, W, 3] uint8, of a video [F, H, W, 3]; a report has the file here, then the image in the page"""
     scores: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Card:
-    """Images of one prompt side by side. The scores of the others are compared with those of the first."""
+class Card(Generic[ImageT]):
+    """Images of one prompt, from the same noise, side by side. The scores of the others are compared with those of the
+    first."""
 
     prompt: str
-    pictures: tuple[Picture, ...]
+    pictures: tuple[Picture[ImageT], ...]
+    source: str = ""
 
 
-def comparison(columns: Sequence[Sequence[Card]], tile: int = 128) -> Image.Image:
+def comparison(columns: Sequence[Sequence[Card[Tensor]]], tile: int = 128) -> Image.Image:
     """Cards in columns. Under each picture its scores: green where better than the first picture's, red where worse."""
     cards = [card for column in columns for card in column]
     lines = max(len(picture.scores) for card in cards for picture in card.pictures)
-    across = _panels(cards[0].pictures[0].pixels) * tile
+    across = _panels(cards[0].pictures[0].image) * tile
     width = max(len(card.pictures) for card in cards) * (across + MARGIN) + 3 * MARGIN
     height = 2 * LINE + tile + lines * LINE + 4 * MARGIN
     sheet = Image.new("RGB", (width * len(columns), height * max(len(column) for column in columns)), "white")
@@ -96,15 +100,15 @@ def comparison(columns: Sequence[Sequence[Card]], tile: int = 128) -> Image.Imag
     return sheet
 
 
-def _draw_card(sheet: Image.Image, card: Card, corner: tuple[int, int], width: int, tile: int) -> None:
+def _draw_card(sheet: Image.Image, card: Card[Tensor], corner: tuple[int, int], width: int, tile: int) -> None:
     draw = ImageDraw.Draw(sheet)
     font, small = ImageFont.load_default(CAPTION), ImageFont.load_default(SMALL)
     left, top = corner
     draw.text(corner, _fit(card.prompt, width, draw, font), fill="black", font=font)
     for i, picture in enumerate(card.pictures):
-        x, y = left + i * (_panels(picture.pixels) * tile + MARGIN), top + LINE + 2
+        x, y = left + i * (_panels(picture.image) * tile + MARGIN), top + LINE + 2
         draw.text((x, y), picture.label, fill="dimgray", font=small)
-        sheet.paste(_resized(picture.pixels, tile), (x, y + LINE))
+        sheet.paste(_resized(picture.image, tile), (x, y + LINE))
         for line, (name, score) in enumerate(picture.scores.items()):
             before = card.pictures[0].scores.get(name, score)
             colour = "dimgray" if abs(score - before) < 0.005 else "green" if score > before else "firebrick"

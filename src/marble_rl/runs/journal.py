@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from rich.console import Console
@@ -21,6 +20,7 @@ from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.images import image_grid, save_image
 from marble_rl.runs.log import Display, MetricsFile
 from marble_rl.runs.trackers import Trackers
+from marble_rl.runs.trackers.base import TrackedRun
 from marble_rl.types import Metrics, Rollout
 
 GRID_PROMPTS, GRID_IMAGES = 8, 8
@@ -31,7 +31,7 @@ def tracker_settings(config: RunConfig, world: World) -> list[TrackerConfig]:
     return config.logging.trackers if world.first else []
 
 
-class Journal:
+class Journal(ExitStack):
     """Every rank has one, because some metrics need collectives; only rank 0 writes files."""
 
     def __init__(
@@ -46,6 +46,7 @@ class Journal:
     ) -> None:
         """``step``: updates done. Lines of later steps, logged before a crash, are dropped: those steps are run
         again."""
+        super().__init__()
         self._config = config
         self._folder = folder
         self._world = world
@@ -54,23 +55,17 @@ class Journal:
         self._file = MetricsFile(folder.metrics, step) if world.first else None
         logged = 0 if self._file is None else self._file.logged
         say = partial(console.print, markup=False, soft_wrap=True)
-        self._trackers = Trackers(tracker_settings(config, world), folder.path, config, step, logged, say)
+        self._trackers = Trackers(tracker_settings(config, world), TrackedRun(folder.path, config, step, logged), say)
         self.display = Display(console, config.trainer.steps, step, config.trained_rewards, config.logging.print_every)
         self._counts = scorer.counts()
         """Counts of each reward when the last line was logged"""
         self._collective_seconds = world.collective_seconds
         """Time spent in collectives when the last line was logged"""
-        self._open = ExitStack()
 
     def __enter__(self) -> Journal:
-        self._open.enter_context(self._trackers)
-        self._open.enter_context(self.display)
+        self.enter_context(self._trackers)
+        self.enter_context(self.display.progress)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, value, trace)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Write the metrics of a step to all outputs. Time, memory and reward calls are added to ``metrics`` itself."""
@@ -115,8 +110,6 @@ def scoring_metrics(counts: Mapping[str, Counts]) -> Metrics:
             metrics[f"time/reward/{name}"] = done.seconds / done.calls
             metrics[f"scoring/failures/{name}"] = done.failures
             metrics[f"scoring/retries/{name}"] = done.retries
-        if done.cached:
-            metrics[f"scoring/cached/{name}"] = done.cached
     return metrics
 
 

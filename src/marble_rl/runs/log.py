@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
@@ -69,7 +68,7 @@ class Display:
         self._began_at = done
         self._stage_seconds: Metrics = {}
         self.current_stage = "loading"
-        self._progress = Progress(
+        self.progress = Progress(
             TextColumn("[bold]{task.description:<10}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -80,22 +79,14 @@ class Display:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task: TaskID = self._progress.add_task("starting", total=total, completed=done, detail="")
-
-    def __enter__(self) -> Display:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        """Shown while this context is open."""
+        self._task: TaskID = self.progress.add_task("starting", total=total, completed=done, detail="")
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Show one stage of the step, and count its time."""
         self.current_stage = name
-        self._progress.update(self._task, description=name)
+        self.progress.update(self._task, description=name)
         start = time.perf_counter()
         try:
             yield
@@ -109,7 +100,7 @@ class Display:
 
     def within(self, step: int, fraction: float) -> None:
         """Move the progress bar to a ``fraction`` (0 to 1) of a step."""
-        self._progress.update(self._task, completed=step + 0.98 * fraction)
+        self.progress.update(self._task, completed=step + 0.98 * fraction)
 
     def take_times(self) -> Metrics:
         """Seconds spent in each stage since the last call."""
@@ -119,7 +110,7 @@ class Display:
     def step_done(self, done: int, metrics: Metrics) -> None:
         """Show that ``done`` steps are done, with the mean rewards of the last one."""
         figures = [f"{name} {metrics[f'reward/{name}']:.3f}" for name in self._rewards if f"reward/{name}" in metrics]
-        self._progress.update(self._task, completed=done, detail=escape("  ".join(figures)))
+        self.progress.update(self._task, completed=done, detail=escape("  ".join(figures)))
         if not self.console.is_terminal and (done % self._print_every == 0 or done == self._total):
             pace = (time.perf_counter() - self._began) / (done - self._began_at)
             left = _duration(pace * (self._total - done))

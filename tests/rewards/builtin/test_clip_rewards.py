@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from marble_rl.errors import InputError
-from marble_rl.mini.render import SIZE
+from marble_rl.mini.shapes import SIZE
 from marble_rl.rewards.builtin.clip import COSINE
 from marble_rl.rewards.builtin.embedder import unit_vectors
 from marble_rl.rewards.core.base import RewardBatch
@@ -382,10 +382,10 @@ def test_hpsv2_needs_the_hub_for_its_published_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "params", "said"),
     [
-        ("hpsv2", {"version": "3"}, r"version: expected one of 2\.0, 2\.1, got \"3\""),
+        ("hpsv2", {"version": "3"}, r"version: expected '2\.0' or '2\.1', got \"3\""),
         ("hpsv2", {"version": "2.0", "model": "mini"}, "version: '2.0' is for the published weights; leave it out"),
-        ("pickscore", {"divide_by": 0}, "divide_by: expected a number above 0, got 0"),
-        ("pickscore", {"divide_by": "x"}, 'divide_by: expected a number above 0, got "x"'),
+        ("pickscore", {"divide_by": 0}, "divide_by: expected a number greater than 0, got 0"),
+        ("pickscore", {"divide_by": "x"}, 'divide_by: expected a valid number, got "x"'),
     ],
 )
 def test_bad_params_are_refused_before_anything_is_loaded(kind: str, params: dict[str, Any], said: str) -> None:

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from marble_rl.errors import InputError
-from marble_rl.mini.render import PAINT, SIZE, render
-from marble_rl.mini.scenes import COLOURS, SHAPES, Item, Scene, draw_scene
+from marble_rl.mini.shapes import PAINT, SHAPES, SIZE
 from marble_rl.prompts import read_prompt_file
 from marble_rl.rewards.builtin.geneval import Detection, GenEval, relations, share_met
 from marble_rl.rewards.builtin.mini_detector import MiniDetector
@@ -29,6 +28,8 @@ from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Prompt
 from tools.mini.flaws import blurred, crooked, erased
 from tools.mini.near_misses import OPPOSITE, near_miss
+from tools.mini.render import render
+from tools.mini.scenes import COLOURS, Item, Scene, draw_scene
 
 
 def thing(colour: str, name: str, x: float = 30, y: float = 30, confidence: float = 0.9) -> Detection:

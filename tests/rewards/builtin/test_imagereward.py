@@ -424,14 +424,6 @@ def test_a_text_config_of_another_model_is_refused(tensors: dict[str, Tensor], t
         loaded(tmp_path)
 
 
-def test_what_blip_needed_only_for_training_may_stay(
-    folder: Path, tensors: dict[str, Tensor], batch: RewardBatch, tmp_path: Path
-) -> None:
-    names = ["image_queue", "text_queue", "queue_ptr", "temp", "visual_encoder_m.cls_token", "itm_head.weight"]
-    write(tmp_path, tensors | {f"blip.{name}": torch.ones(3) for name in names})
-    assert loaded(tmp_path).score(batch) == loaded(folder).score(batch)
-
-
 def test_position_ids_and_projections_may_be_absent(
     folder: Path, tensors: dict[str, Tensor], batch: RewardBatch, tmp_path: Path
 ) -> None:

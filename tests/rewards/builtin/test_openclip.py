@@ -138,12 +138,10 @@ def padded(padding: int) -> Tensor:
     return F.pad(filled, (0, LENGTH - TOKENS.shape[1]), value=padding)
 
 
-@pytest.mark.parametrize(
-    ("size", "activation"), [*((size, "gelu") for size in SIZES), ("small", "quick_gelu")], ids=lambda value: value
-)
-def test_embeddings_are_open_clips(size: str, activation: str) -> None:
-    theirs = network(size, {"gelu": nn.GELU, "quick_gelu": QuickGELU}[activation])
-    ours = to_transformers(theirs.state_dict(), activation).eval()
+@pytest.mark.parametrize("size", list(SIZES))
+def test_embeddings_are_open_clips(size: str) -> None:
+    theirs = network(size)
+    ours = to_transformers(theirs.state_dict()).eval()
     side = SIZES[size][0]["side"]
     pixels = torch.randn(3, 3, side, side, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -166,7 +164,7 @@ def test_the_activation_matters() -> None:
 
 def test_padding_changes_no_embedding() -> None:
     """Neither open_clip's zeros, nor the end token with which transformers' CLIP tokenizer pads; nor none at all."""
-    ours = to_transformers(network().state_dict(), "gelu").eval()
+    ours = to_transformers(network().state_dict()).eval()
     with torch.no_grad():
         zeros, ends = (ours.text_model(input_ids=padded(filler)).pooler_output for filler in (0, END))
         alone = ours.text_model(input_ids=TOKENS[2:, :3]).pooler_output
@@ -178,7 +176,7 @@ def test_sizes_of_the_published_network() -> None:
     """ViT-H/14, without values: 986 million parameters, in half precision the 1.97 GB of HPSv2's files."""
     with torch.device("meta"):
         tensors = OpenClip(*VIT_H).state_dict()
-        model = to_transformers(tensors, "gelu")
+        model = to_transformers(tensors)
     vision, text = model.config.vision_config, model.config.text_config
     assert (vision.num_attention_heads, text.num_attention_heads) == (16, 16)
     assert (vision.image_size, vision.patch_size, vision.hidden_act, text.eos_token_id) == (224, 14, "gelu", 49407)
@@ -202,7 +200,7 @@ def test_every_form_of_the_file_is_read(form: str, tmp_path: Path) -> None:
     else:
         training = {"epoch": 3, "name": "run", "state_dict": tensors}
         torch.save({"plain": tensors, "with state_dict": training, "with module": wrapped(tensors)}[form], file)
-    model, expected = read_model(file, "model"), to_transformers(tensors, "gelu")
+    model, expected = read_model(file, "model"), to_transformers(tensors)
     for name, tensor in expected.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor)
 
@@ -242,7 +240,7 @@ def test_a_width_without_a_known_number_of_heads_is_refused(tower: str, width: i
     with torch.device("meta"):
         tensors = OpenClip(changed["vision"], changed["text"], embedding).state_dict()
     with pytest.raises(InputError, match=f"the {tower} tower is {width} wide"):
-        to_transformers(tensors, "gelu")
+        to_transformers(tensors)
 
 
 class Evil:

@@ -12,7 +12,6 @@ import torch
 
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import FunctionReward, RewardBase, RewardBatch, Scores, Traits
-from marble_rl.rewards.core.cache import ScoreCache, content_key
 from marble_rl.rewards.core.calls import CalledReward
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
@@ -125,54 +124,6 @@ def test_a_device_that_is_not_there_is_found_before_anything_is_loaded() -> None
     scorer = Scorer([RewardConfig(type="x:y", name="r", device="warp:9")], {"r": Mean()})
     with pytest.raises(InputError, match=r"rewards \(r\).device: unknown device 'warp:9'"):
         scorer.check_devices()
-
-
-# The cache
-
-
-def test_deterministic_rewards_score_a_batch_once() -> None:
-    reward = Mean(deterministic=True, batch_size=2)
-    cached = called(reward)
-    first = cached.score(batch(4))
-    assert cached.score(batch(4)) == first
-    assert reward.sizes == [2, 2]
-    assert (cached.counts.cached, cached.counts.calls, cached.counts.images) == (2, 2, 4)
-    cached.score(batch(4, seed=1))
-    assert reward.sizes == [2] * 4
-
-
-@pytest.mark.parametrize(("deterministic", "cache", "calls"), [(False, None, 2), (False, True, 1), (True, False, 2)])
-def test_the_config_may_overrule_the_cache(deterministic: bool, cache: bool | None, calls: int) -> None:
-    reward = Mean(deterministic=deterministic)
-    both = called(reward, cache=cache)
-    both.score(batch(2))
-    both.score(batch(2))
-    assert len(reward.sizes) == calls
-
-
-def test_everything_that_a_reward_can_see_is_in_the_key() -> None:
-    plain = batch(2)
-    first, second = plain.prompts
-    different = [
-        plain,
-        batch(2, seed=1),
-        RewardBatch(plain.images, [second, first]),
-        RewardBatch(plain.images.reshape(2, 2, 8, 3), plain.prompts),
-        RewardBatch(plain.images, [Prompt(0, "prompt 0", "s", {"target": "K"}), second]),
-        RewardBatch(plain.images, [Prompt(0, "prompt 0", "t"), second]),
-        RewardBatch(plain.images[:, :, ::-1], plain.prompts),
-    ]
-    assert len({content_key(one) for one in different}) == len(different)
-    assert content_key(batch(2)) == content_key(plain)
-
-
-def test_the_cache_forgets_what_was_unused_for_longest() -> None:
-    cache = ScoreCache(limit=2)
-    cache.put(b"a", [1.0])
-    cache.put(b"b", [2.0])
-    assert cache.get(b"a") == [1.0]
-    cache.put(b"c", [3.0])
-    assert [cache.get(key) for key in (b"a", b"b", b"c")] == [[1.0], None, [3.0]]
 
 
 # Failures

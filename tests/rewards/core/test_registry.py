@@ -94,7 +94,7 @@ def test_declared_parameters_reach_the_reward() -> None:
 @pytest.mark.parametrize(
     ("kind", "params", "message"),
     [
-        ("Constant", {"value": "ten"}, 'params.value: expected a number, got "ten"'),
+        ("Constant", {"value": "ten"}, 'params.value: expected a valid number, got "ten"'),
         (
             "Constant",
             {"valeu": 1},
@@ -103,7 +103,7 @@ def test_declared_parameters_reach_the_reward() -> None:
         (
             "Constant",
             {"value": "x", "model": 3},
-            'params.value: expected a number, got "x"\n  rewards.0 (r).params.model',
+            'params.value: expected a valid number, got "x"\n  rewards.0 (r).params.model',
         ),
         ("ByKeyword", {"value": 1, "modle": "x"}, "params.modle: unknown key 'modle'. Did you mean 'model'?"),
         ("ByKeyword", {}, "params.value: is missing; add it"),

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from marble_rl import hub
 from marble_rl.errors import InputError
-from marble_rl.rewards.builtin.tensors import check_accounted, read_tensors, shape_of
+from marble_rl.rewards.builtin.tensors import check_accounted, count_blocks, read_tensors, renamed, shape_of
 from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits
 from marble_rl.section import ModelPath, Section
 
@@ -74,25 +73,10 @@ NAMES = (
     (r"^vision\.encoder\.layers\.(\d+)\.layer_norm([12])\.", r"blip.visual_encoder.blocks.\1.norm\2."),
     (r"^vision\.encoder\.layers\.(\d+)\.mlp\.", r"blip.visual_encoder.blocks.\1.mlp."),
 )
-"""Our names of tensors, as patterns, and what the checkpoint calls them."""
-UNUSED = (
-    # In the published file. The positions are 0, 1, 2, ...; the projections served BLIP's contrastive loss.
-    "blip.text_encoder.embeddings.position_ids",
-    "blip.vision_proj.",
-    "blip.text_proj.",
-    # In files saved from BLIP's whole pre-training model: momentum copies, queues, temperature, its other heads.
-    "blip.visual_encoder_m.",
-    "blip.text_encoder_m.",
-    "blip.vision_proj_m.",
-    "blip.text_proj_m.",
-    "blip.image_queue",
-    "blip.text_queue",
-    "blip.queue_ptr",
-    "blip.temp",
-    "blip.itm_head.",
-    "blip.text_decoder.",
-)
-"""Tensors of the checkpoint that no score depends on. Those that end in a dot stand for all that begin so."""
+"""Our names of tensors, as patterns for `renamed`, and what the checkpoint calls them."""
+UNUSED = ("blip.text_encoder.embeddings.position_ids", "blip.vision_proj.", "blip.text_proj.")
+"""How names of tensors begin that no score depends on: the positions 0, 1, 2, ..., and the projections that served
+BLIP's contrastive loss."""
 
 
 class ImageReward(RewardBase):
@@ -211,13 +195,12 @@ def _vision_sizes(stored: Mapping[str, Tensor]) -> dict[str, int]:
     prefix = "blip.visual_encoder."
     _, positions, width = shape_of(stored, f"{prefix}pos_embed", 3)
     patch = shape_of(stored, f"{prefix}patch_embed.proj.weight", 4)[-1]
-    blocks = [re.match(rf"{re.escape(prefix)}blocks\.(\d+)\.", name) for name in stored]
     if width % ATTENTION_HEAD_WIDTH:
         raise InputError(f"{prefix}pos_embed is {width} wide, which is no multiple of {ATTENTION_HEAD_WIDTH}")
     return {
         "hidden_size": width,
         "intermediate_size": shape_of(stored, f"{prefix}blocks.0.mlp.fc1.weight", 2)[0],
-        "num_hidden_layers": 1 + max(int(block[1]) for block in blocks if block),
+        "num_hidden_layers": count_blocks(stored, f"{prefix}blocks."),
         "num_attention_heads": width // ATTENTION_HEAD_WIDTH,
         "patch_size": patch,
         "image_size": math.isqrt(positions - 1) * patch,
@@ -226,22 +209,10 @@ def _vision_sizes(stored: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _matched(stored: Mapping[str, Tensor], network: Network) -> dict[str, Tensor]:
     """The checkpoint's tensors under the network's names. Every tensor on either side must be accounted for."""
-    ours = {_published_name(name): name for name in network.state_dict()}
+    ours = {renamed(name, NAMES): name for name in network.state_dict()}
     shapes = {theirs: network.state_dict()[name].shape for theirs, name in ours.items()}
-    check_accounted(stored, shapes, unused=[name for name in stored if _is_unused(name)])
+    check_accounted(stored, shapes, unused=[name for name in stored if name.startswith(UNUSED)])
     return {name: stored[theirs] for theirs, name in ours.items()}
-
-
-def _published_name(name: str) -> str:
-    for pattern, theirs in NAMES:
-        renamed, changes = re.subn(pattern, theirs, name)
-        if changes:
-            return renamed
-    raise AssertionError(f"transformers' BLIP has a tensor without a published name: {name}")
-
-
-def _is_unused(name: str) -> bool:
-    return any(name.startswith(entry) if entry.endswith(".") else name == entry for entry in UNUSED)
 
 
 def _read_text_fields(file: Path) -> dict[str, Any]:

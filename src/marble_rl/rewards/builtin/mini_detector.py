@@ -17,8 +17,7 @@ from PIL import Image
 from scipy import ndimage
 
 from marble_rl.errors import InputError
-from marble_rl.mini.render import PAINT, SIZE, outline
-from marble_rl.mini.scenes import SHAPES
+from marble_rl.mini.shapes import PAINT, SHAPES, SIZE, outline
 from marble_rl.rewards.builtin.geneval import Detection
 from marble_rl.rewards.core.base import Images
 from marble_rl.section import Section

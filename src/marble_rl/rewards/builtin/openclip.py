@@ -8,7 +8,8 @@ one tensor, and its two last projections are matrices to multiply from the right
 
 Two things are not in the tensors. The number of attention heads follows from the width in every ViT among open_clip's
 model configs: 64 wide each in the text tower; in the vision tower too, but never more than 16 of them (ViT-H/14 has
-16 that are 80 wide). The activation is GELU, but for configs whose name ends in `quickgelu`.
+16 that are 80 wide). The activation is GELU: configs whose name ends in `quickgelu`
+have another one, and are not supported.
 
 The text is pooled at its end token, open_clip's way the highest number there is. Attention is causal, so what stands
 behind that token, padding, changes nothing.
@@ -20,13 +21,13 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from marble_rl.errors import InputError
-from marble_rl.rewards.builtin.tensors import check_accounted, read_tensors, shape_of
+from marble_rl.rewards.builtin.tensors import check_accounted, count_blocks, read_tensors, renamed, shape_of
 
 ADVICE = "give a checkpoint of open_clip's CLIP with a ViT, or a folder in transformers' format"
 WRAPPED = "module."
@@ -53,27 +54,27 @@ NAMES = (
     (r"\.mlp\.fc1\.", ".mlp.c_fc."),
     (r"\.mlp\.fc2\.", ".mlp.c_proj."),
 )
-"""transformers' names of tensors, as patterns that apply one after the other, and what open_clip has there."""
+"""transformers' names of tensors, as patterns for `renamed`, and what open_clip has there."""
 
 
-def read_model(file: Path, key: str, activation: Literal["gelu", "quick_gelu"] = "gelu") -> Any:
+def read_model(file: Path, key: str) -> Any:
     """The `CLIPModel` of a checkpoint file, in float32 on the CPU."""
     stored = read_tensors(file, key, ADVICE)
     if stored and all(name.startswith(WRAPPED) for name in stored):
         stored = {name.removeprefix(WRAPPED): tensor for name, tensor in stored.items()}
     try:
-        return to_transformers(stored, activation)
+        return to_transformers(stored)
     except InputError as error:
         raise InputError(f"{key}: {file}: {error}; {ADVICE}") from None
 
 
-def to_transformers(stored: Mapping[str, Tensor], activation: str) -> Any:
+def to_transformers(stored: Mapping[str, Tensor]) -> Any:
     """The `CLIPModel` of open_clip's tensors. Every tensor on either side must be accounted for."""
     from transformers import CLIPConfig, CLIPModel
 
     config = CLIPConfig(
-        text_config={**_text_sizes(stored), "hidden_act": activation},
-        vision_config={**_vision_sizes(stored), "hidden_act": activation},
+        text_config={**_text_sizes(stored), "hidden_act": "gelu"},
+        vision_config={**_vision_sizes(stored), "hidden_act": "gelu"},
         projection_dim=shape_of(stored, "text_projection", 2)[1],
     )
     # On the meta device nothing is drawn at random only to be overwritten.
@@ -115,28 +116,19 @@ def _vision_sizes(stored: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _tower_sizes(stored: Mapping[str, Tensor], prefix: str, width: int) -> dict[str, int]:
-    blocks = [re.match(rf"{re.escape(prefix)}resblocks\.(\d+)\.", name) for name in stored]
     return {
         "hidden_size": width,
         "intermediate_size": shape_of(stored, f"{prefix}resblocks.0.mlp.c_fc.weight", 2)[0],
-        "num_hidden_layers": 1 + max(int(block[1]) for block in blocks if block),
+        "num_hidden_layers": count_blocks(stored, f"{prefix}resblocks."),
     }
 
 
 def _renamed(stored: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
     """open_clip's tensors, taken apart, under transformers' names."""
-    names = {name: _name_there(name) for name in model.state_dict()}
+    names = {name: TRANSPOSED.get(name) or renamed(name, NAMES) for name in model.state_dict()}
     shapes = {names[name]: _shape_there(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()}
     check_accounted(stored, shapes, unused=())
     return {name: _part(name, stored[there]) for name, there in names.items()}
-
-
-def _name_there(name: str) -> str:
-    if name in TRANSPOSED:
-        return TRANSPOSED[name]
-    for pattern, there in NAMES:
-        name = re.sub(pattern, there, name)
-    return name
 
 
 def _shape_there(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

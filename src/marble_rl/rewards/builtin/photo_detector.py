@@ -67,8 +67,6 @@ class PhotoDetector:
         """The same where the prompt's tag is `counting`."""
         max_objects: PositiveInt = 16
         """Most objects of one class."""
-        max_overlap: Fraction = 1.0
-        """Of two objects of a class with this intersection over union or more, only the surer one counts; 1: both."""
         side: Annotated[int, Field(ge=STRIDE, multiple_of=STRIDE)] | None = None
         """Shorter side, in pixels, of the pictures as the model sees them; null: as the checkpoint's image processor
         says."""
@@ -121,15 +119,12 @@ class PhotoDetector:
         ]
 
     def _sifted(self, objects: Sequence[Detection]) -> list[Detection]:
-        """The surest of each class that do not repeat one another."""
+        """The surest of each class."""
         kept: list[Detection] = []
         seen: dict[str, int] = {}
         for item in sorted(objects, key=lambda o: -o.confidence):
             seen[item.name] = seen.get(item.name, 0) + 1
-            rivals = [other for other in kept if other.name == item.name]
-            most = self.params.max_overlap
-            repeats = most < 1 and any(overlap(item, other) >= most for other in rivals)
-            if seen[item.name] <= self.params.max_objects and not repeats:
+            if seen[item.name] <= self.params.max_objects:
                 kept.append(item)
         return kept
 
@@ -286,14 +281,6 @@ def cut_out(image: npt.NDArray[np.uint8], item: Detection) -> Image.Image:
     if item.mask is not None:
         part = np.where(item.mask[..., None], part, np.uint8(GREY))
     return Image.fromarray(part)
-
-
-def overlap(first: Detection, second: Detection) -> float:
-    """Intersection over union of two boxes."""
-    (a, b, c, d), (e, f, g, h) = first.box, second.box
-    common = max(min(c, g) - max(a, e), 0.0) * max(min(d, h) - max(b, f), 0.0)
-    union = (c - a) * (d - b) + (g - e) * (h - f) - common
-    return common / union if union > 0 else 0.0
 
 
 def _outlined(name: str, score: float, mask: Mask) -> Detection:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,18 @@ def shape_of(stored: Mapping[str, Tensor], name: str, rank: int) -> tuple[int, .
     if len(shape) != rank:
         raise InputError(f"of another shape: {name} is {list(shape)}, {rank} dimensions are expected")
     return shape
+
+
+def count_blocks(stored: Mapping[str, Tensor], prefix: str) -> int:
+    """One more than the highest number that follows the prefix in a name."""
+    return 1 + max(int(name.removeprefix(prefix).partition(".")[0]) for name in stored if name.startswith(prefix))
+
+
+def renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str:
+    """A tensor's name in the other library: each pattern is replaced, one after the other."""
+    for pattern, there in patterns:
+        name = re.sub(pattern, there, name)
+    return name
 
 
 def check_accounted(stored: Mapping[str, Tensor], wanted: Mapping[str, Sequence[int]], unused: Sequence[str]) -> None:

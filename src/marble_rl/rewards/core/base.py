@@ -35,8 +35,8 @@ METADATA = "metadata"
 
 @dataclass(frozen=True)
 class Traits:
-    """What a reward declares about itself. Its entry in the config overrides batch_size, device, precision, retries and
-    (by `cache`) deterministic."""
+    """What a reward declares about itself. Its entry in the config overrides batch_size, device, precision and
+    retries."""
 
     batch_size: int | None = None
     """Most images in one call; None: no limit."""
@@ -49,7 +49,7 @@ class Traits:
     higher_is_better: bool = True
     """If False, its scores are negated before training, logs and evaluations use them."""
     deterministic: bool = False
-    """The same images and prompts always get the same scores, so a batch seen before need not be scored again."""
+    """The same images and prompts always get the same scores; `marble rewards check` verifies it."""
     media: Media = "image"
     """What it scores: [B, H, W, 3] or [B, F, H, W, 3]."""
     concurrency: int | None = None

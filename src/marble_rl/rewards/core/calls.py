@@ -1,4 +1,4 @@
-"""One reward, called with the settings of its config entry: device, batch size, timeout, retries, cache.
+"""One reward, called with the settings of its config entry: device, batch size, timeout, retries.
 
 The trainer and the server call rewards through this module, so that both check and count in the same way.
 """
@@ -18,7 +18,6 @@ import torch
 from marble_rl.devices import pick_device
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, deadline_in, traits_of
-from marble_rl.rewards.core.cache import ScoreCache, content_key
 from marble_rl.rewards.core.retries import AllAttemptsFailed, RetryPolicy
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Media, Prompt
@@ -33,13 +32,11 @@ class Counts:
     calls: int = 0
     """Attempts at a batch, including those that failed or are in flight."""
     images: int = 0
-    """Images scored, without those whose scores came from the cache."""
+    """Images scored."""
     failures: int = 0
     """Attempts that returned no usable scores."""
     retries: int = 0
     """Attempts made because the one before failed."""
-    cached: int = 0
-    """Batches whose scores came from the cache."""
     seconds: float = 0.0
     """Seconds spent in calls."""
 
@@ -59,8 +56,6 @@ class CalledReward:
         self._loaded = False
         self._counts = Counts()
         self._lock = threading.Lock()
-        wants_cache = self.traits.deterministic if config.cache is None else config.cache
-        self._cache = ScoreCache() if wants_cache else None
 
     @property
     def counts(self) -> Counts:
@@ -120,10 +115,10 @@ class CalledReward:
         """Scores with the sign that the reward returned."""
         self._check_media(batch)
         size = self.config.batch_size or self.traits.batch_size or len(batch.prompts)
-        return [score for part in _split(batch, size) for score in self._cached(part)]
+        return [score for part in _split(batch, size) for score in self._attempts(part)]
 
     def score_fresh(self, batch: RewardBatch) -> list[float | None]:
-        """One call without cache and retries; raises what the reward raises."""
+        """One call without retries; raises what the reward raises."""
         self._check_media(batch)
         return self._attempt(batch)
 
@@ -142,18 +137,6 @@ class CalledReward:
     def _call(self, batch: RewardBatch) -> list[float | None]:
         with self._autocast():
             return checked(self.reward.score(batch), batch, self.traits.range)
-
-    def _cached(self, batch: RewardBatch) -> Scores:
-        if self._cache is None:
-            return self._attempts(batch)
-        key = content_key(batch)
-        scores = self._cache.get(key)
-        if scores is None:
-            scores = self._attempts(batch)
-            self._cache.put(key, scores)
-        else:
-            self._count(cached=1)
-        return scores
 
     def _attempts(self, batch: RewardBatch) -> Scores:
         policy = RetryPolicy(

@@ -66,9 +66,6 @@ class RewardConfig(RewardChoice):
     """Precision of its torch operations, by autocast. null: what the reward declares, by default float32."""
     batch_size: PositiveInt | None = None
     """Most images in one call. null: what the reward declares, by default no limit (in training a whole group)."""
-    cache: bool | None = None
-    """Whether to cache scores, so that a batch is not scored twice. null: only if the reward declares itself
-    deterministic."""
     retries: Annotated[int, Field(ge=0)] | None = None
     """Retries after a failure. If all fail, the run stops with everything saved. null: what the reward declares, by
     default 1."""

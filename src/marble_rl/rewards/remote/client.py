@@ -22,9 +22,11 @@ from marble_rl.rewards.remote.settings import RemoteParams
 from marble_rl.rewards.remote.wire import (
     PROTOCOL,
     TOKEN_VARIABLE,
+    ErrorReply,
+    HealthReply,
     Malformed,
+    decode,
     decode_applicability,
-    decode_object,
     decode_scores,
     decode_traits,
     encode_batch,
@@ -60,21 +62,21 @@ class Server:
         self._timeout = timeout
         self._http = HttpClient(url, proxies=False)
 
-    def ask(self, method: str, path: str, decode: Callable[[dict[str, Any]], T], body: bytes | None = None) -> T:
-        """What ``decode`` makes of the JSON object that the server answers with; AttemptFailed for other answers."""
+    def ask(self, method: str, path: str, read: Callable[[bytes], T], body: bytes | None = None) -> T:
+        """What ``read`` makes of the server's answer; AttemptFailed if it is not in the format."""
         reply = self._http.send(method, path, body, bearer(self.token), timeout=self._timeout)
         if reply.status != 200:
             raise ServerFailed(f"{self.url}: HTTP {reply.status}: {_reason(reply)}")
         try:
-            return decode(decode_object(reply.body))
+            return read(reply.body)
         except Malformed as error:
             raise ServerFailed(f"{self.url}: {error}") from None
 
 
 def _reason(reply: Reply) -> str:
     try:
-        reason = str(decode_object(reply.body)["error"])
-    except (Malformed, KeyError):
+        reason = decode(ErrorReply, reply.body).error
+    except Malformed:
         reason = repr(reply.body[:200])
     advice = f" (set {TOKEN_VARIABLE}, or the variable that `token_env` names)"
     return reason + advice if reply.status == 401 else reason
@@ -113,17 +115,16 @@ class Remote(RewardBase):
             self.traits = self._own_traits(traits)
         self._loaded = True
 
-    def _served_traits(self, health: dict[str, Any]) -> Traits:
-        if health.get("protocol") != PROTOCOL:
+    def _served_traits(self, reply: bytes) -> Traits:
+        health = decode(HealthReply, reply)
+        if health.protocol != PROTOCOL:
             raise Malformed(
-                f"expected a reward server with protocol {PROTOCOL}, got protocol {health.get('protocol')!r}, "
-                f"version {health.get('version')!r}; install the same marble-rl on both"
+                f"expected a reward server with protocol {PROTOCOL}, got protocol {health.protocol!r}, "
+                f"version {health.version!r}; install the same marble-rl on both"
             )
-        served = health.get("rewards")
-        if not isinstance(served, dict) or self.reward not in served:
-            names = ", ".join(served) if isinstance(served, dict) else "unknown"
-            raise Malformed(f"does not serve {self.reward!r}; served are: {names}")
-        return decode_traits(served[self.reward])
+        if self.reward not in health.rewards:
+            raise Malformed(f"does not serve {self.reward!r}; served are: {', '.join(health.rewards)}")
+        return decode_traits(health.rewards[self.reward])
 
     def _own_traits(self, served: Traits) -> Traits:
         """As declared on the server, except that each server may have a batch under way, and retries are made here."""
@@ -145,9 +146,9 @@ class Remote(RewardBase):
     def score(self, batch: RewardBatch) -> Scores:
         return self._post("score", encode_batch(batch), lambda reply: decode_scores(reply, len(batch.prompts)))
 
-    def _post(self, action: str, body: bytes, decode: Callable[[dict[str, Any]], T]) -> T:
+    def _post(self, action: str, body: bytes, read: Callable[[bytes], T]) -> T:
         path = f"{action}/{self.reward}"
-        return self._attempt(self._in_turn(), lambda server: server.ask("POST", path, decode, body))
+        return self._attempt(self._in_turn(), lambda server: server.ask("POST", path, read, body))
 
     def _in_turn(self) -> list[Server]:
         """The servers in the order in which to try them: another one first every time, busy ones later, and those

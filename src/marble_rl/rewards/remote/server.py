@@ -1,7 +1,7 @@
 """`marble rewards serve`: the rewards of a config behind HTTP, on starlette and uvicorn.
 
     GET  /health           {"version", "protocol", "rewards": {name: traits}, "max_body_bytes", "max_batch"}
-    GET  /metrics          {"rewards": {name: {"calls", "images", "failures", "cached", "seconds", ...}}}
+    GET  /metrics          {"rewards": {name: {"calls", "images", "failures", "retries", "seconds"}}}
     POST /applies/{name}   {"prompts": [...]}          -> {"applies": [true, ...]}
     POST /score/{name}     a batch, see wire.py        -> {"scores": [...]}
 
@@ -36,9 +36,9 @@ from marble_rl.rewards.remote.wire import (
     PROTOCOL,
     TOKEN_VARIABLE,
     Malformed,
+    PromptsRequest,
+    decode,
     decode_batch,
-    decode_object,
-    decode_prompts,
     encode_traits,
 )
 from marble_rl.types import Prompt
@@ -81,7 +81,13 @@ class ServedReward:
 
     async def score(self, batch: RewardBatch) -> list[float | None]:
         async with self._turn:
-            return await run_in_threadpool(self.called.score_unsigned, batch)
+            return await run_in_threadpool(self._score, batch)
+
+    def _score(self, batch: RewardBatch) -> list[float | None]:
+        for prompt in batch.prompts:
+            if not self.called.suits(prompt):
+                raise HTTPException(400, f"the reward does not apply to the prompt {prompt.text!r}")
+        return self.called.score_unsigned(batch)
 
 
 class TokenRequired:
@@ -130,15 +136,12 @@ class RewardsApp:
 
     async def _applies(self, request: Request) -> Response:
         served = self._served(request)
-        prompts = decode_prompts(decode_object(await self._body(request)).get("prompts"))
+        prompts = decode(PromptsRequest, await self._body(request)).prompts
         return JSONResponse({"applies": await served.applies_to(prompts)})
 
     async def _score(self, request: Request) -> Response:
         served = self._served(request)
-        batch = await run_in_threadpool(decode_batch, await self._body(request), self._limits.max_batch)
-        for prompt, applies in zip(batch.prompts, await served.applies_to(batch.prompts), strict=True):
-            if not applies:
-                raise HTTPException(400, f"the reward does not apply to the prompt {prompt.text!r}")
+        batch = decode_batch(await self._body(request), self._limits.max_batch)
         return JSONResponse({"scores": await served.score(batch)})
 
     def _served(self, request: Request) -> ServedReward:
@@ -147,23 +150,21 @@ class RewardsApp:
             raise HTTPException(404, f"no reward {name[:100]!r} here; served are {', '.join(self._rewards)}")
         return self._rewards[name]
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request) -> bytearray:
         limit = self._limits.max_body_bytes
         announced = int(request.headers.get("Content-Length", 0))  # a number: uvicorn refuses others
-        parts: list[bytes] = []
-        size = 0
+        body = bytearray()
         stream = request.stream()
-        while max(size, announced) <= limit:
+        while max(len(body), announced) <= limit:
             try:
                 part = await asyncio.wait_for(anext(stream), IDLE_SECONDS)
             except asyncio.TimeoutError:
                 raise HTTPException(408, f"nothing of the body came for {IDLE_SECONDS:g} seconds") from None
             if not part:
-                return b"".join(parts)
-            parts.append(part)
-            size += len(part)
+                return body
+            body += part
         raise HTTPException(
-            413, f"a body of {max(size, announced)} bytes, but this server takes at most {limit} (--max-body-mb)"
+            413, f"a body of {max(len(body), announced)} bytes, but this server takes at most {limit} (--max-body-mb)"
         )
 
     async def _failed(self, request: Request, error: Exception) -> Response:

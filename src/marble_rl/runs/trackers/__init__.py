@@ -9,11 +9,11 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from marble_rl.config import RunConfig
 from marble_rl.config.trackers import TrackerConfig
 from marble_rl.errors import InputError, MarbleError
 from marble_rl.runs.trackers.base import TrackedRun, Tracker
@@ -22,6 +22,9 @@ from marble_rl.types import Metrics
 
 IDENTITIES = "trackers.json"
 """File in the run folder with the id of the run in each tracker."""
+
+CLASSES = {"tensorboard": "EventFiles", "wandb": "WandbRun", "trackio": "TrackioRun"}
+"""The class in the file of each type."""
 
 
 def check_trackers(trackers: Sequence[TrackerConfig]) -> None:
@@ -41,20 +44,9 @@ def check_trackers(trackers: Sequence[TrackerConfig]) -> None:
 class Trackers:
     """All trackers of a run, on rank 0. Entering starts them; leaving passes the exit code of the run to them."""
 
-    def __init__(
-        self,
-        trackers: Sequence[TrackerConfig],
-        folder: Path,
-        config: RunConfig,
-        first_step: int,
-        logged: int,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, trackers: Sequence[TrackerConfig], run: TrackedRun, say: Callable[[str], None]) -> None:
         self._settings = trackers
-        self._folder = folder
-        self._config = config
-        self._first_step = first_step
-        self._logged = logged
+        self._run = run
         self._say = say
         self._started: dict[str, Tracker] = {}
         self._grid: tuple[int, Path] | None = None
@@ -85,11 +77,11 @@ class Trackers:
 
     def _start(self, settings: TrackerConfig) -> None:
         kind = settings.type
-        file = self._folder / IDENTITIES
+        file = self._run.folder / IDENTITIES
         identities: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
-        run = TrackedRun(self._folder, self._config, self._first_step, self._logged, identities.get(kind))
+        run = replace(self._run, identity=identities.get(kind))
         module = importlib.import_module(f"{__name__}.{kind}")
-        tracker: Tracker = module.start(settings, run)
+        tracker: Tracker = getattr(module, CLASSES[kind])(settings, run)
         self._started[kind] = tracker
         if tracker.identity != run.identity:
             write_json(file, {**identities, kind: tracker.identity})
@@ -107,5 +99,5 @@ class Trackers:
             when = "" if step is None else f" step {step}"
             self._say(
                 f"warning: the tracker {kind} could not {action}{when} ({type(error).__name__}: {error}). "
-                f"The run continues without it; metrics.jsonl and samples/ in {self._folder} have everything"
+                f"The run continues without it; metrics.jsonl and samples/ in {self._run.folder} have everything"
             )

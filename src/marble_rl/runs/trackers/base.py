@@ -23,7 +23,7 @@ class TrackedRun:
     """The first step that will be logged: 0, or the step of the checkpoint that the run resumes from."""
     logged: int
     """Steps that the run logged before it was resumed; more than ``first_step`` if it crashed after its checkpoint."""
-    identity: str | None
+    identity: str | None = None
     """`Tracker.identity` from before the run was resumed; None if this tracker has not seen the run yet."""
 
     @property

@@ -45,7 +45,3 @@ def _folder(settings: TensorboardTracker, run: TrackedRun) -> Path:
         return Path(run.identity)
     names = chain([run.name], (f"{run.name}-{i}" for i in count(2)))
     return next(folder for folder in map(settings.dir.joinpath, names) if not any(folder.glob("events.*")))
-
-
-def start(settings: TensorboardTracker, run: TrackedRun) -> EventFiles:
-    return EventFiles(settings, run)

@@ -42,7 +42,3 @@ class TrackioRun:
     def finish(self, exit_code: int) -> None:
         with redirect_stdout(sys.stderr):
             trackio.finish()
-
-
-def start(settings: TrackioTracker, run: TrackedRun) -> TrackioRun:
-    return TrackioRun(settings, run)

@@ -45,7 +45,3 @@ class WandbRun:
 
     def finish(self, exit_code: int) -> None:
         self._run.finish(exit_code=exit_code)
-
-
-def start(settings: WandbTracker, run: TrackedRun) -> WandbRun:
-    return WandbRun(settings, run)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from marble_rl.models.tiny.text import CLIP_WIDTH, T5_WIDTH, clip, t5
+from tools.tiny.text import CLIP_WIDTH, T5_WIDTH, clip, t5
 
 
 def build_tiny_sd3(folder: Path, seed: int = 0, image_size: int = 16) -> None:

@@ -1,14 +1,14 @@
-"""python -m marble_rl.models.tiny FOLDER [--family flux]"""
+"""python -m tools.tiny FOLDER [--family flux]"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from marble_rl.models.tiny import BUILDERS
+from tools.tiny import BUILDERS
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser("python -m marble_rl.models.tiny", description="Write a tiny random pipeline.")
+    parser = argparse.ArgumentParser("python -m tools.tiny", description="Write a tiny random pipeline.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--family", choices=BUILDERS, default="sd3")
     arguments = parser.parse_args()

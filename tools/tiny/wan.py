@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from marble_rl.models.tiny.text import T5_WIDTH, t5
+from tools.tiny.text import T5_WIDTH, t5
 
 CHANNELS = 4
 

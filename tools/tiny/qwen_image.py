@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from marble_rl.models.tiny.text import QWEN_WIDTH, qwen
+from tools.tiny.text import QWEN_WIDTH, qwen
 
 CHANNELS = 4
 

@@ -15,8 +15,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-COLOURS = ("red", "yellow", "green", "blue", "purple")
-SHAPES = ("marble", "block", "cone", "star")
+from marble_rl.mini.shapes import PAINT, SHAPES
+
+COLOURS = tuple(PAINT)
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 RELATIONS = ("left of", "right of", "above", "below")
 PLACES = {"on a table": "table", "in the snow": "snow", "on the sand": "sand", "on grey stone": "stone", "": "plain"}

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from marble_rl.models.tiny.sd3 import tiny_vae
-from marble_rl.models.tiny.text import CLIP_WIDTH, T5_WIDTH, clip, t5
+from tools.tiny.sd3 import tiny_vae
+from tools.tiny.text import CLIP_WIDTH, T5_WIDTH, clip, t5
 
 
 def build_tiny_flux(folder: Path, seed: int = 0, image_size: int = 16, guidance_embeds: bool = True) -> None:

@@ -9,8 +9,9 @@ import random
 import numpy as np
 import pytest
 
-from marble_rl.mini.render import PAINT, SIZE, render
-from marble_rl.mini.scenes import COLOURS, LIGHTS, PLACES, RELATIONS, SHAPES, SOURCES, Item, Scene, Sign, draw_scene
+from marble_rl.mini.shapes import PAINT, SHAPES, SIZE
+from tools.mini.render import render
+from tools.mini.scenes import COLOURS, LIGHTS, PLACES, RELATIONS, SOURCES, Item, Scene, Sign, draw_scene
 
 
 def scenes(source: str, count: int = 400) -> list[Scene]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from functools import lru_cache
 
@@ -10,20 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 
-from marble_rl.mini.scenes import Item, Scene, Sign
+from marble_rl.mini.shapes import PAINT, SIZE, outline
+from tools.mini.scenes import Item, Scene, Sign
 
 Array = npt.NDArray[np.float64]
-SIZE = 64
 SUPER = 4
 """Drawn this many times larger, then reduced."""
 CANVAS = SIZE * SUPER
-PAINT = {
-    "red": (214, 40, 48),
-    "yellow": (250, 200, 30),
-    "green": (36, 160, 76),
-    "blue": (40, 98, 214),
-    "purple": (140, 60, 180),
-}
 GROUND = {
     "plain": ((240, 238, 234), (226, 222, 216)),
     "table": ((232, 216, 196), (186, 150, 116)),
@@ -52,29 +44,6 @@ def _ground(place: str, dice: random.Random) -> Image.Image:
     horizon = np.clip((np.linspace(0, 1, CANVAS) - 0.35) / 0.3, 0, 1)[:, None, None]
     rows = top + (bottom - top) * horizon + tint
     return Image.fromarray(np.broadcast_to(rows.clip(0, 255), (CANVAS, CANVAS, 3)).astype(np.uint8).copy())
-
-
-@lru_cache
-def outline(shape: str, size: int = 256) -> Image.Image:
-    """Mask of a shape that fills a square."""
-    mask = Image.new("L", (size, size), 0)
-    draw = ImageDraw.Draw(mask)
-    last = size - 1
-    if shape == "marble":
-        draw.ellipse((0, 0, last, last), fill=255)
-    elif shape == "block":
-        inset = size // 12
-        draw.rounded_rectangle((inset, inset, last - inset, last - inset), radius=size // 10, fill=255)
-    elif shape == "cone":
-        draw.polygon([(size / 2, 0), (last, last * 0.93), (0, last * 0.93)], fill=255)
-    else:
-        points = []
-        for i in range(10):
-            radius = size / 2 * (1.0 if i % 2 == 0 else 0.45)
-            angle = math.pi * i / 5
-            points.append((size / 2 + radius * math.sin(angle), size / 2 - radius * math.cos(angle)))
-        draw.polygon(points, fill=255)
-    return mask
 
 
 @lru_cache
