@@ -28,12 +28,17 @@ def draw(comparison: Comparison, file: Path) -> None:
             figure = Figure(figsize=(5.2 + 0.85 * count, height), layout="constrained")
             left, right = figure.subplots(1, 2, width_ratios=(3.2, 0.85 * count + 0.6))
             _intervals(left, COMPOSITE, rows, comparison)
+            left.set_title(f"{COMPOSITE}, 95 % interval", fontsize=10)
             _matrix(right, rows, comparison)
             right.set_ylim(left.get_ylim())
         else:
-            figure = Figure(figsize=(max(5.2, 3.2 * count), height), layout="constrained")
-            for axes, name in zip(figure.subplots(1, count, squeeze=False)[0], comparison.rewards, strict=True):
+            figure = Figure(figsize=(max(5.2, 2.0 + 2.0 * count), height), layout="constrained")
+            every = figure.subplots(1, count, squeeze=False)[0]
+            for axes, name in zip(every, comparison.rewards, strict=True):
                 _intervals(axes, name, comparison.rows, comparison)
+            for axes in every[1:]:
+                axes.set_yticklabels([])  # the names stand beside the first
+            every[-1].set_xlabel("95 % intervals", fontsize=8, loc="right")
         if comparison.held_out:
             figure.supxlabel("* evaluation-only", x=0.995, ha="right", fontsize=8, color=LIGHT["quiet"])
         figure.savefig(file)
@@ -49,7 +54,7 @@ def _intervals(axes: Axes, column: str, rows: Sequence[Row], comparison: Compari
         room = max(1.0, 2 * (max(means) - min(means)))
         low, high = axes.get_xlim()
         axes.set_xlim(max(low, min(means) - room), min(high, max(means) + room))
-    axes.set_title(f"{_head(column, comparison)}, 95 % interval", fontsize=10)
+    axes.set_title(_head(column, comparison), fontsize=10)
 
 
 def _matrix(axes: Axes, rows: Sequence[Row], comparison: Comparison) -> None:
