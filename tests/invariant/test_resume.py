@@ -121,7 +121,9 @@ def test_in_adams_metric(config_file: Path, whole: Path, tmp_path: Path) -> None
 
 def test_momenta_of_fair_balancing(config_file: Path, tmp_path: Path) -> None:
     """The momenta that step 4 weighs by are the checkpoint's; one reward is switched off in step 5."""
-    rewards = "rewards=[{name: bright, type: brightness}, {name: small, type: jpeg_compressibility, schedule: [[0, 4]]}]"
+    rewards = (
+        "rewards=[{name: bright, type: brightness}, {name: small, type: jpeg_compressibility, schedule: [[0, 4]]}]"
+    )
     fair = ("--set", "balance={type: fair}", "--set", rewards)
     train(config_file, tmp_path / "whole", *fair)
     train(config_file, tmp_path / "run", *fair, "--set", "trainer.steps=3")

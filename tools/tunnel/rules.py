@@ -190,7 +190,9 @@ def section_of(name: str) -> dict[str, Any]:
     """The balance section of a rule's name."""
     head, _, rest = name.partition(":")
     if head not in NAMED:
-        raise InputError(f"--rules: unknown rule {head!r}. Valid: {', '.join(NAMED)}, with settings as in `fair:ridge=0.1`")
+        raise InputError(
+            f"--rules: unknown rule {head!r}. Valid: {', '.join(NAMED)}, with settings as in `fair:ridge=0.1`"
+        )
     section = dict(NAMED[head])
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")

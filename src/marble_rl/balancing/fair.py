@@ -90,7 +90,11 @@ def share_figures(rewards: Sequence[str], fair: FairShares) -> Metrics:
     """Shares, momenta and progress by reward, and the quality of the solution."""
     columns = {"share": fair.shares, "momentum_norm": fair.momentum_norms, "progress": fair.progress}
     return {
-        **{f"{key}/{name}": x for key, values in columns.items() for name, x in zip(rewards, values.tolist(), strict=True)},
+        **{
+            f"{key}/{name}": x
+            for key, values in columns.items()
+            for name, x in zip(rewards, values.tolist(), strict=True)
+        },
         "fair/opposed": float((fair.progress < 0).sum()),
         "fair/residual": fair.residual,
         "fair/common": fair.common,
