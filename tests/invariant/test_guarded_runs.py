@@ -112,8 +112,9 @@ def test_a_guard_is_held_against_an_objective_that_pushes_it_down(tiny_sd3: Path
     train(config(tmp_path / "b.yaml", tiny_sd3, [BRIGHT, guard], kind, **settings), tmp_path / "guarded")
     free, guarded = metrics(tmp_path / "free"), metrics(tmp_path / "guarded")
     fall = free[0]["watch/dark"] - free[-1]["watch/dark"]
-    assert fall > 0.01
-    assert guarded[-1]["floor/dark/level"] > -0.25 * fall
+    assert fall > 0.005
+    late = [line["floor/dark/level"] for line in guarded[20:]]
+    assert sum(late) / len(late) > -0.25 * fall
     outcome = marble("report", tmp_path / "guarded")
     assert outcome.code == 0, outcome.err
     page = (tmp_path / "guarded" / "report.html").read_text()

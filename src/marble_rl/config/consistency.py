@@ -67,7 +67,7 @@ def _check_rewards(config: RunConfig) -> None:
             "rewards: all trained ones are guards, so there is nothing to improve; remove `guard` from at least one"
         )
     for step in range(config.trainer.steps):
-        if len(config.rewards_off(step)) == len(config.objectives):
+        if set(config.objectives) <= set(config.rewards_off(step)):
             raise InputError(f"rewards: no reward's `schedule` covers step {step}; leave one on in every step")
 
 
