@@ -3,8 +3,8 @@
     share_k = (gain of reward k) / (mean gain of the runs on reward k alone)
     worst share = min_k share_k,      mean share = mean_k share_k
 
-Intervals are percentiles of a bootstrap over seeds that draws the runs of a rule and the runs on one reward alone, since
-both are noisy. Differences between rules pair the seeds.
+Intervals are percentiles of a bootstrap over seeds that draws the runs of a rule and the runs on one reward alone,
+since both are noisy. Differences between rules pair the seeds.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Results:
         record = self._done.get(job)
         if record is None or record["code"] != self._code(job):
             return None
-        return Outcome(record["gains"], record["length"], record["weights"])  # type: ignore[arg-type]
+        levels = record.get("levels", {})  # those of older trainings had no guards
+        return Outcome(record["gains"], record["length"], record["weights"], levels)  # type: ignore[arg-type]
 
     def add(self, job: Job, outcome: Outcome) -> None:
         record = {**asdict(job), "code": self._code(job), **asdict(outcome)}

@@ -4,7 +4,7 @@ same momenta. `name:key=value,...` gives a rule settings, such as `fair:momentum
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from marble_rl.balancing.min_norm import as_gram, min_norm
 from marble_rl.balancing.proportional import ProportionalShares
 from marble_rl.errors import InputError
 from marble_rl.gradients.accumulate import RewardGradients
-from marble_rl.gradients.metric import gram, half_products
+from marble_rl.gradients.metric import gram
 
 
 class VariantSettings(FairSettings):
@@ -34,8 +34,8 @@ class StepsAlongMomenta(Fair):
     Settings = VariantSettings
     _weights: Tensor
 
-    def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
-        weighing = super().weigh(step, gradients)
+    def weigh(self, step: int, gradients: RewardGradients, rates: Mapping[str, float] | None = None) -> Weighing:
+        weighing = super().weigh(step, gradients, rates)
         self._weights = weighing.weights
         return weighing
 
@@ -52,7 +52,9 @@ class Variant(Fair):
 
     def __init__(self, settings: Any, rewards: Sequence[str], **context: Any) -> None:
         super().__init__(settings, rewards, **context)
-        self.harmonizer = self.harmonizer_class(rewards, settings.momentum, settings.ridge, self.priorities)
+        self.harmonizer = self.harmonizer_class(
+            rewards, settings.momentum, settings.ridge, self.priorities, self.guards
+        )
 
 
 class _Equal(FairHarmonizer):
@@ -106,26 +108,28 @@ class _OnSignal(FairHarmonizer):
 
     _batches: Tensor | None = None
 
-    def weigh(self, g: Tensor, off: Sequence[str] = ()) -> FairShares:
+    def weigh(self, g: Tensor, off: Sequence[str] = (), rates: Mapping[str, float] | None = None) -> FairShares:
         b, new = self.momentum, gram(g)
         self._batches = (1 - b) * new if self._batches is None else b * self._batches + (1 - b) * new
-        return super().weigh(g, off)
+        return super().weigh(g, off, rates)
 
     def signal(self, products: Tensor) -> Tensor:
         """[K, K]: S (1 - c)"""
         assert self._batches is not None
         return products - (1 - self.momentum) / (1 + self.momentum) * self._batches
 
-    def shares_for(self, products: Tensor, off: Sequence[str] = ()) -> FairShares:
+    def shares_for(
+        self, products: Tensor, off: Sequence[str] = (), rates: Mapping[str, float] | None = None
+    ) -> FairShares:
         squares = products.diagonal()
         if not bool((squares > 0).all()):
-            return super().shares_for(products, off)
+            return super().shares_for(products, off, rates)
         signal = self.signal(products)
         own = signal.diagonal().clamp(0.05 * squares, squares).sqrt()
         cosines = (signal / own[:, None] / own[None, :]).clamp(-1, 1).fill_diagonal_(1.0)
         cosines = nearest_gram(cosines)
         unit = cosines / cosines.diagonal().sqrt()[:, None] / cosines.diagonal().sqrt()[None, :]
-        return super().shares_for(unit * squares.sqrt()[:, None] * squares.sqrt()[None, :], off)
+        return super().shares_for(unit * squares.sqrt()[:, None] * squares.sqrt()[None, :], off, rates)
 
 
 class FairOnSignal(Variant):
@@ -135,10 +139,12 @@ class FairOnSignal(Variant):
 
 
 class _BySignal(_OnSignal):
-    def shares_for(self, products: Tensor, off: Sequence[str] = ()) -> FairShares:
+    def shares_for(
+        self, products: Tensor, off: Sequence[str] = (), rates: Mapping[str, float] | None = None
+    ) -> FairShares:
         share = self.signal(products).diagonal() / products.diagonal().clamp_min(1e-300)
         self._priorities = share.clamp(0.1, 1.0)
-        return FairHarmonizer.shares_for(self, products, off)
+        return FairHarmonizer.shares_for(self, products, off, rates)
 
 
 class FairBySignal(Variant):
@@ -153,12 +159,7 @@ class _InMetric(FairHarmonizer):
     preconditioner: Callable[[], Tensor | None] = staticmethod(lambda: None)
 
     def _products_after(self, g: Tensor) -> Tensor:
-        diagonal, b = self.preconditioner(), self.momentum
-        if diagonal is None or self._momenta is None:
-            return super()._products_after(g)
-        products = half_products(self._momenta, g, diagonal)
-        mixed = products[0, 1] + products[1, 0]
-        return b**2 * products[0, 0] + b * (1 - b) * mixed + (1 - b) ** 2 * products[1, 1]
+        return self.momenta.products_after(g, self.preconditioner())
 
 
 class FairInAdamsMetric(Variant):

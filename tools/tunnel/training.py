@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,15 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from marble_rl.advantages import Scored, group_advantages
-from marble_rl.balancing.base import Balancer
+from marble_rl.balancing.base import Balancer, Guarding
 from marble_rl.balancing.registry import RULES
 from marble_rl.config.run import OptimizerConfig
 from marble_rl.gradients.accumulate import reward_gradients
 from marble_rl.losses.base import Noised
 from marble_rl.losses.nft import Nft, NftSettings
+from marble_rl.rewards.core.settings import GuardConfig
 from marble_rl.rollout.settings import OLD_POLICY_PRESETS
 from marble_rl.seeding import generator
+from marble_rl.training.base_images import Reading
+from marble_rl.training.floors import Floors
 from marble_rl.training.update import Updater
+from marble_rl.types import RewardTable
 from tools.tunnel.rules import FairInAdamsMetric, StepsAlongMomenta
 from tools.tunnel.world import PROMPTS, REGIMES, SIZE, SOURCES, Flow, Prompts, Regime, prompts, scored, train_base
 
@@ -29,6 +34,10 @@ GROUP = 8
 SAMPLING_STEPS = 6
 TIMESTEPS = 2
 EVALUATION_IMAGES = 8
+BASE_IMAGES = 32
+"""Of each training prompt, for the base scores of guards: nearly exact"""
+GUARD = "guard."
+"""Prefix of a guard's floor among the settings of a rule: `fair:guard.plain=-0.1`"""
 SIGMAS = torch.linspace(1, 0, SAMPLING_STEPS + 1)
 OPTIMIZER = OptimizerConfig(lr=4e-4)
 LOSS = Nft(NftSettings())
@@ -44,6 +53,8 @@ class Outcome:
     """Mean length of the applied change of the weights"""
     weights: dict[str, float] = field(default_factory=dict)
     """Mean weight of each reward's gradient, for rules that give one"""
+    levels: dict[str, float] = field(default_factory=dict)
+    """Of the guards, on the training prompts at the end"""
 
 
 class Policy:
@@ -68,7 +79,7 @@ class Policy:
 def sample(model: Flow, of: Prompts, g: torch.Generator) -> Tensor:
     """Euler steps from noise to x [N, SIZE]."""
     x = torch.randn(len(of.y), SIZE, generator=g)
-    for sigma, after in zip(SIGMAS[:-1], SIGMAS[1:], strict=True):
+    for sigma, after in itertools.pairwise(SIGMAS):
         x = x + (after - sigma) * model(x, sigma.expand(len(x)), of.condition)
     return x
 
@@ -103,10 +114,37 @@ def before(regime_name: str) -> dict[str, float]:
     return evaluated(start(regime_name), REGIMES[regime_name])
 
 
+@lru_cache
+def base_table(regime_name: str) -> RewardTable:
+    """Scores of the starting model on every training prompt: row p * BASE_IMAGES + j is image j of prompt p."""
+    train = prompts("train")
+    every = train.rows(torch.arange(len(train.y)).repeat_interleave(BASE_IMAGES))
+    return scored(
+        REGIMES[regime_name].rewards, sample(start(regime_name), every, generator(0, "tunnel/base", 1)), every
+    )
+
+
+def reading(table: RewardTable, index: Tensor, base: RewardTable, name: str) -> Reading | None:
+    """A guard's scores against the base model's. ``index`` [N]: the prompt of each sample."""
+    column = table.names.index(name)
+    own = base.values[:, column].view(-1, BASE_IMAGES)
+    applicable = table.applicable[:, column]
+    if not applicable.any():
+        return None
+    difference = (table.values[:, column] - own.mean(1)[index])[applicable].mean()
+    return Reading(float(difference), float(own[index].var(1).sum()), len(index))
+
+
 def rule_named(section: dict[str, Any], regime: Regime, seed: int = 0) -> Balancer:
-    settings = RULES.settings_for(section).model_validate(section)
+    own = {key: value for key, value in section.items() if not key.startswith(GUARD)}
+    settings = RULES.settings_for(own).model_validate(own)
     names = [reward.name for reward in regime.rewards]
-    return RULES.part_of(settings)(settings, names, adv_clip=5.0, seed=seed)
+    return RULES.part_of(settings)(settings, names, adv_clip=5.0, seed=seed, guards=list(floors_in(section)))
+
+
+def floors_in(section: dict[str, Any]) -> dict[str, GuardConfig]:
+    floors = {key.removeprefix(GUARD): value for key, value in section.items() if key.startswith(GUARD)}
+    return {name: GuardConfig(floor=floor) for name, floor in floors.items()}
 
 
 def run(section: dict[str, Any], regime_name: str, seed: int, steps: int = STEPS) -> Outcome:
@@ -114,25 +152,35 @@ def run(section: dict[str, Any], regime_name: str, seed: int, steps: int = STEPS
     torch.set_num_threads(1)
     regime = REGIMES[regime_name]
     model = copy.deepcopy(start(regime_name))
-    length, weights = _train(model, rule_named(section, regime, seed), regime, seed, steps)
+    floors = Floors(floors_in(section))
+    length, weights = _train(model, rule_named(section, regime, seed), regime, seed, steps, floors)
     after, first = evaluated(model, regime), before(regime_name)
-    return Outcome({name: after[name] - first[name] for name in first}, length, weights)
+    levels = {name: level.value or 0.0 for name, level in floors.levels.by_guard.items()}
+    return Outcome({name: after[name] - first[name] for name in first}, length, weights, levels)
 
 
-def _train(model: Flow, rule: Balancer, regime: Regime, seed: int, steps: int) -> tuple[float, dict[str, float]]:
-    """Leaves the EMA weights in ``model``."""
+def _train(
+    model: Flow, rule: Balancer, regime: Regime, seed: int, steps: int, floors: Floors | None = None
+) -> tuple[float, dict[str, float]]:
+    """Leaves the EMA weights in ``model`` and the levels of guards in ``floors``."""
+    floors = floors or Floors({})
     policy = Policy(model)
     updater = Updater(policy, OPTIMIZER, OLD_POLICY_PRESETS["on_policy"], steps)  # type: ignore[arg-type]
     if isinstance(rule, FairInAdamsMetric):
         rule.harmonizer.preconditioner = lambda: _divisor(updater)  # type: ignore[attr-defined]
     lengths, weights = 0.0, torch.zeros(len(regime.rewards), dtype=torch.float64)
     for step in range(steps):
-        batch, halves, group_ids = _draw(regime, seed, step)
+        batch, halves, group_ids, index = _draw(regime, seed, step)
         x0 = sample(model, batch, generator(seed, "tunnel/rollout", step))
         table = scored(regime.rewards, x0, batch)
         advantages = group_advantages(table.values, group_ids, table.applicable).clamp(-5, 5)
         seen = Scored(table, group_ids, advantages, "group", 5.0)
-        gradient, state, used = _gradient(model, policy.parameters, rule, seen, x0, batch, halves, seed, step)
+        readings = {name: reading(table, index, base_table(regime.name), name) for name in floors.guards}
+        levels = floors.after({name: read for name, read in readings.items() if read is not None})
+        gradient, state, used = _gradient(
+            model, policy.parameters, rule, seen, x0, batch, halves, seed, step, levels.rates
+        )
+        floors.commit(levels, {})
         old = policy.flat.clone()
         rule.commit(state)
         if isinstance(rule, StepsAlongMomenta):
@@ -173,6 +221,7 @@ def _gradient(
     halves: Tensor,
     seed: int,
     step: int,
+    rates: dict[str, float],
 ) -> tuple[Tensor, Any, Tensor | None]:
     """The update's gradient [P], the rule's new state, and the weights of the rewards' gradients if it gave any."""
     g = generator(seed, "tunnel/noise", step)
@@ -184,7 +233,7 @@ def _gradient(
     loss = LOSS.terms(model(sample_.x_t, t, batch.condition[rows]), None, sample_)
     if rule.needs_gradients(step):
         gradients = reward_gradients(loss.slope, None, seen.advantages[rows].float(), params, halves=halves[rows])
-        weighing = rule.weigh(step, gradients)
+        weighing = rule.weigh(step, gradients, rates) if isinstance(rule, Guarding) else rule.weigh(step, gradients)
         return weighing.weights.to(gradients.g) @ gradients.g, weighing.state, weighing.weights
     combination = rule.combine(step, seen)
     total = (combination.advantage[rows].to(loss.slope) * loss.slope).mean()
@@ -192,8 +241,8 @@ def _gradient(
     return flat, combination.state, None
 
 
-def _draw(regime: Regime, seed: int, step: int) -> tuple[Prompts, Tensor, Tensor]:
-    """The prompts of a rollout, GROUP samples each; their halves [N] and group ids [N]."""
+def _draw(regime: Regime, seed: int, step: int) -> tuple[Prompts, Tensor, Tensor, Tensor]:
+    """The prompts of a rollout, GROUP samples each; their halves [N], group ids [N] and places in the split [N]."""
     g = generator(seed, "tunnel/prompts", step)
     chosen = []
     for source, count in enumerate(regime.groups):
@@ -201,4 +250,5 @@ def _draw(regime: Regime, seed: int, step: int) -> tuple[Prompts, Tensor, Tensor
     index = torch.cat(chosen)
     assert len(regime.groups) == SOURCES
     groups = torch.arange(len(index)).repeat_interleave(GROUP)
-    return prompts("train").rows(index.repeat_interleave(GROUP)), groups % 2, groups
+    index = index.repeat_interleave(GROUP)
+    return prompts("train").rows(index), groups % 2, groups, index

@@ -102,10 +102,13 @@ class Balancer(ABC):
         seed: int,
         priorities: Mapping[str, float] | None = None,
         rewards_off: Callable[[int], Sequence[str]] = lambda step: (),
+        guards: Sequence[str] = (),
     ) -> None:
-        """``rewards_off``: rewards whose `schedule` leaves out the step after so many updates."""
+        """``rewards_off``: rewards whose `schedule` leaves out the step after so many updates. ``guards``: those of
+        ``rewards`` that are guards; only rules derived from `Guarding` get any."""
         self.settings = settings
         self.rewards = tuple(rewards)
+        self.guards = tuple(guards)
         self.priorities = dict(priorities or {})
         self.rewards_off = rewards_off
 
@@ -196,6 +199,19 @@ class Scheduled(Balancer):
         """A = sum_k alpha_k A_k"""
         alpha = self.coefficients(step)
         return Combination(scored.advantages @ alpha.to(scored.advantages), alpha)
+
+
+class Guarding(Balancer):
+    """A rule that supports guards (guards.py). With guards it needs one gradient per reward in every step."""
+
+    @classmethod
+    def check_guards(cls, settings: Any, guards: Sequence[str]) -> None:
+        """Raise InputError where the settings do not fit the guards. Called before a model is loaded."""
+
+    @abstractmethod
+    def weigh(self, step: int, gradients: RewardGradients, rates: Mapping[str, float] | None = None) -> Weighing:
+        """``rates``: by guard, how it may change, from -1 (free to fall) to 1/2 (must recover); guards without a rate
+        are free."""
 
 
 def weight_vector(names: Sequence[str], weights: Mapping[str, float], missing: float = 1.0) -> Tensor:

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from marble_rl.advantages import Scored
-from marble_rl.balancing.base import Balancer, Combination, GradientSettings, Weighing, check_weights
+from marble_rl.balancing.base import Combination, GradientSettings, Guarding, Weighing, check_weights
 from marble_rl.balancing.direction import STATIONARY_NORM
 from marble_rl.balancing.fair_harmonizer import FairHarmonizer, FairShares
 from marble_rl.gradients.accumulate import RewardGradients
@@ -41,7 +41,7 @@ class _Batch:
     off: Sequence[str]
 
 
-class Fair(Balancer):
+class Fair(Guarding):
     Settings = FairSettings
     label = "fair"
     about = "at once, each with its fair share of every step"
@@ -49,7 +49,7 @@ class Fair(Balancer):
 
     def __init__(self, settings: Any, rewards: Sequence[str], **context: Any) -> None:
         super().__init__(settings, rewards, **context)
-        self.harmonizer = FairHarmonizer(rewards, settings.momentum, settings.ridge, self.priorities)
+        self.harmonizer = FairHarmonizer(rewards, settings.momentum, settings.ridge, self.priorities, self.guards)
 
     @classmethod
     def check(cls, settings: Any, rewards: Sequence[str]) -> None:
@@ -62,13 +62,13 @@ class Fair(Balancer):
         """With the weights that the momenta give so far. The trainer does not call it: every step has gradients."""
         return Combination(scored.advantages @ self.harmonizer.current().to(scored.advantages))
 
-    def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
+    def weigh(self, step: int, gradients: RewardGradients, rates: Mapping[str, float] | None = None) -> Weighing:
         off = self.rewards_off(step)
-        fair = self.harmonizer.weigh(gradients.g, off)
+        fair = self.harmonizer.weigh(gradients.g, off, rates)
         return Weighing(
             fair.weights,
             fair.shares / fair.shares.sum().clamp_min(1e-30),
-            share_figures(self.rewards, fair),
+            share_figures(self.rewards, fair, self.guards),
             _Batch(gradients.g, off),
             for_half=lambda gram: fair.weights,
         )
@@ -86,16 +86,19 @@ class Fair(Balancer):
         self.harmonizer.load_state_dict(tensors)
 
 
-def share_figures(rewards: Sequence[str], fair: FairShares) -> Metrics:
-    """Shares, momenta and progress by reward, and the quality of the solution."""
+def share_figures(rewards: Sequence[str], fair: FairShares, guards: Sequence[str] = ()) -> Metrics:
+    """Shares, momenta and progress by reward, the quality of the solution, and what the guards add."""
     columns = {"share": fair.shares, "momentum_norm": fair.momentum_norms, "progress": fair.progress}
+    places = {k: name for k, name in enumerate(rewards) if name in guards}
+    opposed = [x < 0 for k, x in enumerate(fair.progress.tolist()) if k not in places]
     return {
+        **({} if fair.pull is None else fair.pull.figures(places)),
         **{
             f"{key}/{name}": x
             for key, values in columns.items()
             for name, x in zip(rewards, values.tolist(), strict=True)
         },
-        "fair/opposed": float((fair.progress < 0).sum()),
+        "fair/opposed": float(sum(opposed)),
         "fair/residual": fair.residual,
         "fair/common": fair.common,
         "fair/stationary": float(fair.common < STATIONARY_NORM),
