@@ -54,6 +54,7 @@ def test_ratios() -> None:
     assert claims["cost of K=50 over K=5"].median == 1.5
 
 
+@pytest.mark.full
 def test_memory_is_that_of_a_process_of_its_own() -> None:
     """Not of the one that asks, however much that one holds."""
     ballast = torch.ones(3 * 2**27)
@@ -61,6 +62,7 @@ def test_memory_is_that_of_a_process_of_its_own() -> None:
     assert 50 * 2**20 < peak < ballast.nbytes
 
 
+@pytest.mark.full
 def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MEMORY_OF", (WEIGHTED_SUM, FUSED[5]))
     monkeypatch.setattr(run, "QP_SIZES", (3,))

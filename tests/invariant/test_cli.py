@@ -64,7 +64,7 @@ def test_help_promises_what_is_so() -> None:
     sample, export = (" ".join(text.split()) for text in helps)
     assert "With --solver euler they equal those of plain diffusers, called as in the export's README.md" in sample
     assert "ones get a number" in sample
-    assert "ema, default (as trained last) or old (sampling policy)." in export
+    assert "<ema|default|old>" in export
     assert "or base" not in export
 
 

@@ -37,7 +37,7 @@ from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rewards.builtin.brightness import Brightness
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
-from marble_rl.rollout.rollout import Drawn, draw
+from marble_rl.rollout.rollout import Sampled, try_sample
 from marble_rl.rollout.settings import RolloutConfig
 from marble_rl.runs.folder import RunFolder
 from runs import lora_bytes, marble, metrics, train, write_config
@@ -485,8 +485,8 @@ def test_evaluation_during_training_keeps_no_pictures(
     pictures: list[weakref.ref[np.ndarray]] = []
     alive: list[int] = []
 
-    def watched(*arguments: Any) -> Drawn:
-        drawn = draw(*arguments)
+    def watched(*arguments: Any) -> Sampled:
+        drawn = try_sample(*arguments)
         memory = drawn.images.numpy().copy()
         pictures.append(weakref.ref(memory))
         return replace(drawn, images=torch.from_numpy(memory))
@@ -495,7 +495,7 @@ def test_evaluation_during_training_keeps_no_pictures(
         alive.append(sum(memory() is not None for memory in pictures))
         return [value]
 
-    monkeypatch.setattr("marble_rl.evaluation.evaluate.draw", watched)
+    monkeypatch.setattr("marble_rl.evaluation.evaluate.try_sample", watched)
     monkeypatch.setattr(World, "gather", gather)
     one = ("--set", "trainer.steps=1", "--set", "trainer.eval_every=1", "--set", "evaluation.batch_size=1")
     train(config_file, tmp_path / "run", *one)

@@ -144,7 +144,7 @@ def test_an_update_left_half_made_is_not_saved(
 
 def test_no_memory_for_an_evaluation(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step was made: it is saved and logged."""
-    monkeypatch.setattr("marble_rl.evaluation.evaluate.draw", starved(lambda: None, call=0))
+    monkeypatch.setattr("marble_rl.evaluation.evaluate.try_sample", starved(lambda: None, call=0))
     outcome = marble("train", config_file, "--out", tmp_path / "run", "--set", "trainer.eval_every=2")
     assert outcome.code == 3
     assert "out of memory in the stage 'evaluate'. What helps: a smaller evaluation.batch_size" in outcome.err

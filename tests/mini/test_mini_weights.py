@@ -63,6 +63,7 @@ def test_clean_pictures_of_anything_score_higher(reward: Hpsv2, lessons: Lessons
     assert abs(right.mean() - wrong.mean()) < 0.2 * (right.mean() - bad.mean())
 
 
+@pytest.mark.full
 def test_no_scorer_is_pleased_by_a_blank_or_noisy_picture(lessons: Lessons) -> None:
     noise = np.random.default_rng(0).integers(0, 256, lessons.right.shape, dtype=np.uint8)
     blank = np.full_like(lessons.right, 235)
@@ -73,6 +74,7 @@ def test_no_scorer_is_pleased_by_a_blank_or_noisy_picture(lessons: Lessons) -> N
             assert (scores(reward, lessons.captions, garbage) < np.median(right)).mean() > 0.9, type(reward).__name__
 
 
+@pytest.mark.full
 def test_the_base_is_mediocre_but_above_chance() -> None:
     """What the rewards need: pictures of one prompt that differ in quality."""
     for source, reward, low, high in (("text", Ocr(region=SIGN), 0.1, 0.75), ("composition", GenEval(), 0.1, 0.75)):

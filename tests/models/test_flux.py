@@ -67,6 +67,7 @@ def test_a_seed_gives_the_image_of_plain_diffusers(folder: Path) -> None:
     families.assert_a_seed_gives_the_image_of_plain_diffusers(FLUX, folder)
 
 
+@pytest.mark.full
 def test_exported_lora(folder: Path, tmp_path: Path) -> None:
     families.assert_exported_lora_is_that_of_plain_diffusers(FLUX, folder, tmp_path)
 

@@ -33,7 +33,7 @@ from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rewards.builtin.brightness import Brightness
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
-from marble_rl.rollout.rollout import draw, roll_out, sample
+from marble_rl.rollout.rollout import roll_out, sample, try_sample
 from marble_rl.rollout.settings import RolloutConfig
 from marble_rl.rollout.solvers import solve_ode
 from marble_rl.runs.inputs import check_inputs
@@ -607,7 +607,7 @@ def test_drawing_hands_back_what_sampling_raises(model: SD3Model, policy: LoraPo
     with torch.no_grad():
         model.pipeline.vae.decoder.conv_out.bias.fill_(math.nan)
     inputs = torch.randn(2, 4, 8, 8), model.encode(["a cup", "a hat"]), model.sigmas(2, (4, 8, 8)), "euler"
-    drawn = draw(model, *inputs)
+    drawn = try_sample(model, *inputs)
     assert drawn.latents.isfinite().all()
     assert drawn.images.shape == (2, 16, 16, 3)
     assert "model.vae_dtype" in str(drawn.failure)

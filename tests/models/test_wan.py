@@ -72,6 +72,7 @@ def test_samples_with_an_euler_scheduler_in_the_folder(folder: Path, tmp_path: P
     families.assert_samples_are_those_of_plain_diffusers(unchanged, tmp_path / "euler")
 
 
+@pytest.mark.full
 def test_exported_lora(folder: Path, tmp_path: Path) -> None:
     families.assert_exported_lora_is_that_of_plain_diffusers(WAN, folder, tmp_path)
 
