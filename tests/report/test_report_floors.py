@@ -58,6 +58,8 @@ def test_floors_that_do_not(tmp_path: Path) -> None:
 
 def test_guards_without_scores(tmp_path: Path) -> None:
     assert answer(run(tmp_path, []))[0] == "unknown"
+    rate_alone = {"floor/bright/rate": 0.1}  # as in a damaged log
+    assert answer(run(tmp_path, [rate_alone]))[0] == "unknown"
     only_one = {key: value for key, value in line(0.0, 0.0).items() if "bright" in key}
     assert answer(run(tmp_path, [only_one])) == ("partly", "All of them hold it. Of colour nothing was measured.")
     assert "No guard was measured yet." in run_page(run(tmp_path, []))
