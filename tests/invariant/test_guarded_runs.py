@@ -73,6 +73,11 @@ def test_lost_damaged_or_further_base_scores_change_nothing(guarded: Path, tmp_p
     assert metrics(run) == metrics(guarded / "run")
 
 
+def test_the_run_can_be_diagnosed(guarded: Path, tmp_path: Path) -> None:
+    outcome = marble("diagnose", guarded / "run", "--batches", 3, "--out", tmp_path)
+    assert outcome.code == 0, outcome.err
+
+
 def test_another_floor_is_accepted_on_resume_and_another_guard_is_not(guarded: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(guarded / "config.yaml", run, "--set", "trainer.steps=2")

@@ -19,8 +19,9 @@ BELOW = 0.25
 
 
 def recent_rates(run: RunData) -> dict[str, float]:
-    """By guard, the mean rate over the last third of the steps."""
-    series = {name: run.series(f"floor/{name}/rate").values for name in run.config.guards}
+    """By guard with a level, the mean rate over the last third of the steps."""
+    measured = [name for name in run.config.guards if run.series(f"floor/{name}/level")]
+    series = {name: run.series(f"floor/{name}/rate").values for name in measured}
     return {name: fmean(values[-max(1, len(values) // 3) :]) for name, values in series.items() if values}
 
 

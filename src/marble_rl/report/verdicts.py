@@ -95,10 +95,10 @@ def floors_hold(run: RunData) -> Verdict:
         for name, level in levels.items()
         for guard in (run.config.guards[name],)
     ]
-    text = f"{listed(below)} stood below its floor in the last third of the steps." if below else "All of them hold it."
+    text = f"{listed(below)} stood below the floor in the last third of the steps." if below else "All of them hold it."
     short = lines_without_direction(run)
     if short:
-        text += f" In {counted(short, 'step')} of {len(run.lines)} no direction satisfied all floors: lower one."
+        text += f" In {short} of {counted(len(run.lines), 'step')} no direction satisfied all floors: lower one."
     if missing:
         text += f" Of {listed(missing)} nothing was measured."
     return Verdict(claim, "no" if below else "partly" if missing else "yes", text, figures)
