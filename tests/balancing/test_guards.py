@@ -20,6 +20,7 @@ from marble_rl.training.base_images import Reading
 from marble_rl.training.floors import PATIENCE, Floors
 
 NAMES = ("ocr", "clip", "plain")
+KINDS = ["fair", pytest.param("fixed", marks=pytest.mark.full)]
 
 
 def batch(seed: int, rewards: int = 3, size: int = 40) -> Tensor:
@@ -158,9 +159,9 @@ class World:
         return figures
 
 
-@pytest.mark.parametrize("kind", ["fair", "fixed"])
-@pytest.mark.parametrize("noise", [0.0, 1.0])
-@pytest.mark.parametrize("floor", [0.0, -1.0, -2.0])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.full), 1.0])
+@pytest.mark.parametrize("floor", [0.0, *(pytest.param(floor, marks=pytest.mark.full) for floor in (-1.0, -2.0))])
 def test_a_guard_that_is_pushed_down_settles_at_its_floor(kind: str, noise: float, floor: float) -> None:
     free = World({}, kind, noise)
     free.run()
@@ -173,7 +174,7 @@ def test_a_guard_that_is_pushed_down_settles_at_its_floor(kind: str, noise: floa
     torch.testing.assert_close(world.theta[1:3], torch.ones(2).double(), rtol=0.4, atol=0.4)
 
 
-@pytest.mark.parametrize("kind", ["fair", "fixed"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_above_its_band_a_guard_is_free(kind: str) -> None:
     free, guarded = World({}, kind), World({"guard": (-1.0, GuardConfig(floor=-9.0, band=0.5))}, kind)
     free.run(300)
@@ -181,7 +182,7 @@ def test_above_its_band_a_guard_is_free(kind: str) -> None:
     torch.testing.assert_close(guarded.theta, free.theta, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["fair", "fixed"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_below_its_floor_a_guard_recovers(kind: str) -> None:
     world = World({"guard": (1.0, GuardConfig(floor=4.0, band=0.2))}, kind)
     world.run()

@@ -104,6 +104,7 @@ def test_far_above_its_floor_a_guard_changes_nothing(tiny_sd3: Path, tmp_path: P
             assert one[key] == pytest.approx(other[key], rel=1e-4), key
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["fair", "fixed"])
 def test_a_guard_is_held_against_an_objective_that_pushes_it_down(tiny_sd3: Path, tmp_path: Path, kind: str) -> None:
     settings = {

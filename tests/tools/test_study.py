@@ -14,9 +14,7 @@ from marble_rl.errors import InputError
 from marble_rl.intervals import Interval
 from tools.study.__main__ import take
 from tools.study.claims import (
-    OURS,
     PAPER,
-    REMOVED,
     UNSCALED,
     Claim,
     all_of,
@@ -26,13 +24,13 @@ from tools.study.claims import (
     held_out_rewards_rise,
     in_batch_harmony,
     independent_harmony,
-    judge_ours,
     judge_paper,
     no_specialist_wins,
     rewards_rise,
 )
 from tools.study.findings import PARTS, Study, Whole, read_whole
 from tools.study.page import gradients_page, results_page
+from tools.study.variants import OURS, REMOVED, judge_ours
 
 ROOT = Path(__file__).parents[2]
 REWARDS = ["geneval", "ocr", "pickscore", "clipscore", "hpsv2", "aesthetic"]

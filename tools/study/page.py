@@ -21,15 +21,13 @@ from marble_rl.diagnose.record import Diagnosis, DirectionFigures
 from marble_rl.report.wording import number
 from tools.study.claims import (
     PAPER,
-    REMOVED,
     UNSCALED,
-    judge_ours,
     judge_paper,
     shown_difference,
     shown_interval,
-    with_note,
 )
 from tools.study.findings import Study, Whole
+from tools.study.variants import REMOVED, judge_ours, with_note
 
 DIRECTIONS = (
     "weighted_sum",
