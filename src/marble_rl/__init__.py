@@ -9,6 +9,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from marble_rl.advantages import group_advantages
+    from marble_rl.balancing.fair_harmonizer import FairHarmonizer, FairShares
     from marble_rl.balancing.harmonizer import Coefficients, Harmonizer
     from marble_rl.balancing.min_norm import MinNorm, min_norm
     from marble_rl.config import RunConfig, load_config
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _HOME = {
     "AffineLoss": "marble_rl.losses.base",
     "Coefficients": "marble_rl.balancing.harmonizer",
+    "FairHarmonizer": "marble_rl.balancing.fair_harmonizer",
+    "FairShares": "marble_rl.balancing.fair_harmonizer",
     "GradientAccumulator": "marble_rl.gradients.accumulate",
     "Harmonizer": "marble_rl.balancing.harmonizer",
     "MinNorm": "marble_rl.balancing.min_norm",
@@ -42,6 +45,8 @@ _HOME = {
 __all__ = [
     "AffineLoss",
     "Coefficients",
+    "FairHarmonizer",
+    "FairShares",
     "GradientAccumulator",
     "Harmonizer",
     "MinNorm",

@@ -47,7 +47,7 @@ def test_the_table_is_made_from_the_results_alone(out: Path) -> None:
     assert outcome.code == 1
     assert "1 job(s) crashed: gdpo seed 0" in outcome.err
     text = (out / "table.md").read_text()
-    assert "| method | n | a | b* | composite | minutes | s/step |" in text
+    assert "| method | n | a | b* | minutes | s/step |" in text
     assert "| marble | 2 | **2.5** ±6.4 | **3.05** ±0.64 |" in text
     assert "| 1.5 |" in text
     assert "HOLE: gdpo seed 0 crashed (train, exit code 3): stopped: reward 'a' fell over" in text
@@ -64,9 +64,9 @@ def test_the_table_is_made_from_the_results_alone(out: Path) -> None:
     assert comparison.rows[1].figures["a"].mean == 2.5
     lines = list(csv.DictReader(io.StringIO((out / "compare.csv").read_text())))
     assert [(line["method"], line["column"]) for line in lines] == [
-        (method, column) for method in ("weighted_sum", "marble") for column in ("a", "b", "composite")
+        (method, column) for method in ("weighted_sum", "marble") for column in ("a", "b")
     ]
-    assert (lines[3]["mean"], lines[3]["difference"], lines[3]["n"], lines[3]["held_out"]) == ("2.5", "1.0", "2", "0")
+    assert (lines[2]["mean"], lines[2]["difference"], lines[2]["n"], lines[2]["held_out"]) == ("2.5", "1.0", "2", "0")
     assert lines[0]["difference"] == ""
 
 
@@ -79,6 +79,10 @@ def test_the_picture_shows_something(out: Path) -> None:
     colours = {tuple(colour) for colour in np.unique(pixels.reshape(-1, 3), axis=0).tolist()}
     assert tuple(bytes.fromhex(LIGHT["ours"][1:])) in colours, "MARBLE's interval"
     assert tuple(bytes.fromhex(LIGHT["bad"][1:])) in colours, "that of what it is compared with"
+    result("base", 0, {"a": [0.0], "b": [0.0]}, held_out=["b"]).write(out / "jobs" / "base-seed0.json")
+    marble("compare", out, "--table-only")
+    with Image.open(out / "compare.png") as picture:
+        assert picture.size != pixels.shape[1::-1], "with a third method: the composite, and z-scores"
 
 
 def test_no_table_of_nothing(out: Path, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_stopped_killed_and_with_a_crash_the_comparison_ends_in_its_table(tiny_s
     assert outcome.code == 0, outcome.err
     found = json.loads(outcome.out)
     assert [(row["method"], row["seeds"]) for row in found["rows"]] == [("weighted_sum", [0, 1]), ("marble", [0, 1])]
-    assert found["rows"][1]["differences"].keys() == {"small", "bright", "colour", "composite"}
+    assert found["rows"][1]["differences"].keys() == {"small", "bright", "colour"}
     assert {"table.md", "compare.json", "compare.csv", "compare.png"} <= {file.name for file in out.iterdir()}
 
     # Another budget does not mix with this one.

@@ -60,6 +60,16 @@ def test_one_reward_is_plain_nft(tiny_sd3: Path, tmp_path: Path) -> None:
     assert_same_weights(tmp_path / "fixed", tmp_path / "weighted_sum", 1e-6)
 
 
+def test_fair_balancing_of_one_reward_is_adamw_with_clipping(tiny_sd3: Path, tmp_path: Path) -> None:
+    """Over one rollout: in the next one a rounding error may turn a pixel."""
+    reward = [{"name": "bright", "type": "brightness"}]
+    for balance in ("fair", "weighted_sum"):
+        config = write_config(tmp_path / f"{balance}.yaml", tiny_sd3, rewards=reward, balance={"type": balance})
+        train(config, tmp_path / balance, "--set", "trainer.steps=2", "--set", "optimizer.grad_clip=0.001")
+    assert all(line["update/norm"] > 0.001 for line in metrics(tmp_path / "weighted_sum"))
+    assert_same_weights(tmp_path / "fair", tmp_path / "weighted_sum", 1e-6)
+
+
 def test_fixed_coefficients_on_one_reward_are_that_reward_alone(config_file: Path, tmp_path: Path) -> None:
     train(config_file, tmp_path / "a", "--set", "balance={type: single, reward: bright}")
     train(config_file, tmp_path / "b", "--set", "balance={type: fixed, coefficients: {bright: 1}}")
@@ -76,6 +86,8 @@ def test_uniform_stage_from_the_start_is_fixed_uniform(config_file: Path, tmp_pa
 BALANCES: dict[str, dict[str, Any]] = {
     "marble": {"type": "marble", "refresh_every": 2},
     "solved in every step": {"type": "marble", "refresh_every": 1},
+    "fair": {"type": "fair"},
+    "fair, with a longer memory": {"type": "fair", "momentum": 0.98},
     "without normalisation": {"type": "marble_no_norm", "refresh_every": 2},
     "divided by norms": {"type": "marble", "refresh_every": 2, "apply": "alpha_over_norm"},
     "unit gradients, equal": {"type": "unit_mean", "refresh_every": 2},

@@ -119,6 +119,21 @@ def test_in_adams_metric(config_file: Path, whole: Path, tmp_path: Path) -> None
     assert lora_bytes(tmp_path / "whole") != lora_bytes(whole)
 
 
+def test_momenta_of_fair_balancing(config_file: Path, tmp_path: Path) -> None:
+    """The momenta that step 4 weighs by are the checkpoint's; one reward is switched off in step 5."""
+    rewards = (
+        "rewards=[{name: bright, type: brightness}, {name: small, type: jpeg_compressibility, schedule: [[0, 4]]}]"
+    )
+    fair = ("--set", "balance={type: fair}", "--set", rewards)
+    train(config_file, tmp_path / "whole", *fair)
+    train(config_file, tmp_path / "run", *fair, "--set", "trainer.steps=3")
+    train(config_file, tmp_path / "run", *fair, "--resume")
+    assert lora_bytes(tmp_path / "run") == lora_bytes(tmp_path / "whole")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert metrics(tmp_path / "whole")[3]["share/small"] > 0
+    assert metrics(tmp_path / "whole")[4]["share/small"] == 0
+
+
 def test_resuming_a_finished_run_changes_nothing(whole: Path, config_file: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)

@@ -38,6 +38,13 @@ LAZY_AND_UNEVEN = [
 
 
 ADAMS_METRIC = ["balance.metric=adam", "trainer.steps=3"]
+FAIR = ["balance={type: fair}", "trainer.steps=4"]
+DARK = '{name: dark, type: "rewards_for_tests:darkness", guard: {floor: 0.001, band: 0.01, base_images: 3}}'
+GUARDS = [
+    f"rewards=[{{name: bright, type: brightness}}, {DARK}, {{name: colour, type: colour, guard: {{}}}}]",
+    "balance={type: fixed}",
+    "trainer.steps=5",
+]
 
 
 def settings(model: Path) -> dict[str, Any]:
@@ -141,6 +148,9 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
         "sharded": ["trainer.shard_base=true"],
         "uneven": LAZY_AND_UNEVEN,
         "metric": ADAMS_METRIC,
+        "fair": FAIR,
+        "guards": GUARDS,
+        "guards-sharded": [*GUARDS, "trainer.shard_base=true"],
         "failed": [failing("odd"), "trainer.eval_every=null"],
         "failed-sharded": [failing("strange"), "trainer.eval_every=null", "trainer.shard_base=true"],
     }
@@ -155,6 +165,8 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     commands["evaluated"] = ["evaluate", folder / "run", "--out", folder / "evaluated"]
     commands["sample"] = ["sample", folder / "run", "--prompt", "a cup"]
     train(config, folder / "metric-alone", *[part for change in ADAMS_METRIC for part in ("--set", change)])
+    train(config, folder / "fair-alone", *[part for change in FAIR for part in ("--set", change)])
+    train(config, folder / "guards-alone", *[part for change in GUARDS for part in ("--set", change)])
     train(config, folder / "uneven-alone", *[part for change in LAZY_AND_UNEVEN for part in ("--set", change)])
     process = launch(folder, 2, list(commands.values()))
     code = process.wait(300)
@@ -184,6 +196,21 @@ def test_adams_metric(two: Launched) -> None:
     assert two.codes["metric"] == 0, two.log
     assert "metric_harmony/min_cos" in metrics(two.folder / "metric")[2]
     assert_same_run(two.folder / "metric", two.folder / "metric-alone")
+
+
+def test_momenta_of_fair_balancing(two: Launched) -> None:
+    assert two.codes["fair"] == 0, two.log
+    assert_same_run(two.folder / "fair", two.folder / "fair-alone")
+
+
+def test_guards(two: Launched) -> None:
+    """Base scores, levels and multipliers; sharded, all ranks make the same passes for the base model's images."""
+    assert (two.codes["guards"], two.codes["guards-sharded"]) == (0, 0), two.log
+    assert_same_run(two.folder / "guards", two.folder / "guards-alone")
+    assert torch.equal(weights(two.folder / "guards-sharded"), weights(two.folder / "guards"))
+    scores = [json.loads((two.folder / name / "base_scores.json").read_text()) for name in ("guards", "guards-alone")]
+    assert scores[0]["prompts"].keys() == scores[1]["prompts"].keys()
+    assert any(line["floor/dark/lambda"] > 0 for line in metrics(two.folder / "guards"))
 
 
 def test_a_sharded_base_model_changes_nothing(two: Launched) -> None:

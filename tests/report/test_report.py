@@ -569,9 +569,9 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
         "Four methods (one crashed), two rewards",
         "8 held-out prompts, 2 images each",
         "Rewards on the evaluated prompts",
-        "No clear difference in the composite; better on ocr; worse on taste.",
+        "Better on ocr; worse on taste.",
         "Is <i> better than weighted_sum?",
-        "The composite is not known: no prompt has a score of both from some reward.",
+        "No reward differs beyond its interval; in one training of each: others may differ.",
         "one seed: the interval is over its prompts",
         "gdpo seed 3: train ended with exit code 3: <b>full</b>",
         "0.125",
@@ -584,28 +584,34 @@ def test_a_comparison_has_a_page_of_its_own(comparison: Path) -> None:
 @pytest.mark.parametrize(
     ("differences", "answer", "text"),
     [
+        ({"ocr": 0.4, "taste": 0.0, "composite": 0.0}, "yes", "Better on ocr."),
+        ({"ocr": 0.4, "taste": -0.4, "composite": 0.2}, "partly", "Better on ocr; worse on taste."),
+        ({"ocr": 0.0, "taste": 0.4, "composite": -0.2}, "partly", "Better on taste."),
+        ({"ocr": -0.4, "taste": 0.0, "composite": 0.2}, "no", "Worse on ocr."),
+        ({"ocr": 0.0, "taste": 0.0, "composite": 0.2}, "unknown", "No reward differs beyond its interval."),
         (
-            {"ocr": 0.4, "taste": -0.4, "composite": 0.2},
+            {"ocr": 0.0, "taste": -0.4, "worst share": 0.2, "mean share": 0.0},
             "yes",
-            "Better by the composite; better on ocr; worse on taste.",
+            "Better by the worst share; worse on taste.",
         ),
-        ({"ocr": 0.4, "taste": 0.0, "composite": -0.2}, "no", "Worse by the composite; better on ocr."),
         (
-            {"ocr": 0.4, "taste": 0.0, "composite": 0.0},
+            {"ocr": 0.0, "taste": 0.0, "worst share": 0.2, "mean share": -0.2},
             "partly",
-            "No clear difference in the composite; better on",
+            "Better by the worst share, worse by the mean share.",
         ),
+        ({"ocr": 0.4, "taste": 0.0, "worst share": -0.2, "mean share": 0.0}, "no", "Worse by the worst share;"),
         (
-            {"ocr": -0.4, "taste": 0.0, "composite": 0.0},
-            "unknown",
-            "No clear difference in the composite; worse on",
+            {"ocr": 0.4, "taste": -0.4, "worst share": 0.0, "mean share": 0.0},
+            "partly",
+            "No clear difference in the worst share; better on ocr; worse on taste.",
         ),
-        ({"ocr": 0.0, "taste": 0.0, "composite": 0.0}, "unknown", "No clear difference in the composite."),
     ],
 )
-def test_which_method_is_better_goes_by_the_composite(
+def test_a_method_is_better_by_the_worst_share_or_the_rewards_never_by_the_composite(
     comparison: Path, differences: dict[str, float], answer: str, text: str
 ) -> None:
+    """taste is evaluation-only: yes takes every trained reward, and none that is worse."""
+
     def change(tree: dict[str, Any]) -> None:
         tree["rows"][1]["differences"] = {
             n: {"mean": d, "low": d - 0.1, "high": d + 0.1} for n, d in differences.items()
@@ -627,7 +633,7 @@ def test_one_seed_in_common_tells_nothing_of_other_trainings(comparison: Path) -
     edit_json(comparison / "compare.json", change)
     html = comparison_page(comparison)
     assert re.findall(r'class="verdict (\w+)"', html)[0] == "unknown"
-    assert "Better by the composite, in one training of each: others may differ; better on ocr." in html
+    assert "Better on ocr; in one training of each: others may differ." in html
     assert "one seed: the interval is over its prompts" in html
 
 

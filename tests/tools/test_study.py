@@ -14,9 +14,7 @@ from marble_rl.errors import InputError
 from marble_rl.intervals import Interval
 from tools.study.__main__ import take
 from tools.study.claims import (
-    OURS,
     PAPER,
-    REMOVED,
     UNSCALED,
     Claim,
     all_of,
@@ -26,13 +24,13 @@ from tools.study.claims import (
     held_out_rewards_rise,
     in_batch_harmony,
     independent_harmony,
-    judge_ours,
     judge_paper,
     no_specialist_wins,
     rewards_rise,
 )
 from tools.study.findings import PARTS, Study, Whole, read_whole
 from tools.study.page import gradients_page, results_page
+from tools.study.variants import OURS, REMOVED, judge_ours
 
 ROOT = Path(__file__).parents[2]
 REWARDS = ["geneval", "ocr", "pickscore", "clipscore", "hpsv2", "aesthetic"]
@@ -74,32 +72,11 @@ def study(scores: dict[str, list[float]], diagnoses: dict[str, Diagnosis] | None
 LOW, HIGH = [0.1] * 6, [0.5] * 6
 
 
-def test_gains_in_units_of_the_specialists() -> None:
-    scores = {"base": [0.1] * 6, "marble": [0.3, 0.2, 0.1, 0.0, 0.5, 0.2], "only-geneval": [0.5, *[0.1] * 5]}
-    found = study(scores | {"only-ocr": [0.1] * 6})
-    share = found.share("marble", "geneval")
-    assert share is not None
-    assert share.mean == pytest.approx(0.5)
-    assert found.share("marble", "ocr") is None, "its specialist gains nothing"
-    assert found.share("marble", "hpsv2") is None, "it has no specialist"
-    assert found.share("gdpo", "geneval") is None, "it was not run"
-    assert "| marble | 3 | **0.50 ±" in results_page(Whole(found))
-
-
-def test_the_share_of_a_specialists_gain_is_as_sure_as_both_gains_are() -> None:
-    """Equal gains of the method say nothing while the specialist's differ; gains that differ alike say all."""
-
-    def share(method: tuple[float, ...], specialist: tuple[float, ...]) -> Interval:
-        gains = {"base": (0.0,) * 3, "marble": method, "only-geneval": specialist}
-        found = Study([job(m, s, [x] * 6) for m, xs in gains.items() for s, x in enumerate(xs)], {}).share(
-            "marble", "geneval"
-        )
-        assert found is not None
-        return found
-
-    proportional = share((0.1, 0.2, 0.3), (0.2, 0.4, 0.6))
-    assert (proportional.mean, proportional.half_width) == (pytest.approx(0.5), pytest.approx(0.0, abs=1e-12))
-    assert share((0.2, 0.2, 0.2), (0.1, 0.3, 0.5)).half_width > 0.5
+def test_the_page_shows_how_much_of_a_specialists_gain_each_method_has() -> None:
+    own = {f"only-{name}": [0.5 if name == other else 0.1 for other in REWARDS] for name in REWARDS[:5]}
+    page = results_page(Whole(study({"base": LOW, "marble": [0.3, 0.2, 0.1, 0.0, 0.5, 0.2], **own})))
+    assert "## How much of a specialist's gain" in page
+    assert "| marble | 3 | 0.500000 ±" in page
 
 
 def test_better_means_an_interval_above_zero() -> None:
@@ -114,7 +91,7 @@ def test_better_means_an_interval_above_zero() -> None:
 
 def test_what_cannot_be_told_apart_is_not_confirmed() -> None:
     jobs = [job("marble", s, [0.3 + (s - 1) / 10] * 6) for s in range(3)] + [
-        job("uniform", s, [0.3] * 6) for s in range(3)
+        job(method, s, [0.3] * 6) for method in ("uniform", "base") for s in range(3)
     ]
     found = better("marble", "uniform")(Study(jobs, {}))
     assert found.verdict == "not confirmed"
@@ -152,12 +129,14 @@ def test_rewards_rise() -> None:
 
 def test_the_best_joint_method() -> None:
     joint = ("weighted_sum", "marble")
-    assert best_joint_method(joint)(study({"weighted_sum": LOW, "marble": HIGH})).verdict == "confirmed"
-    found = best_joint_method(joint)(study({"weighted_sum": HIGH, "marble": LOW}))
+    two = best_joint_method(joint)(study({"weighted_sum": LOW, "marble": HIGH}))
+    assert (two.verdict, two.text) == ("not measured", "There is no composite of fewer than three methods.")
+    assert best_joint_method(joint)(study({"base": LOW, "weighted_sum": LOW, "marble": HIGH})).verdict == "confirmed"
+    found = best_joint_method(joint)(study({"base": LOW, "weighted_sum": HIGH, "marble": LOW}))
     assert found.verdict == "not confirmed"
-    assert found.text.startswith("rank 2 of 2: weighted_sum +1.00")
+    assert found.text.startswith("rank 2 of 2: weighted_sum +1.41")
     near = [job("marble", s, [0.3 + s / 10] * 6) for s in range(3)] + [
-        job("weighted_sum", s, [0.35] * 6) for s in range(3)
+        job(method, s, [0.35] * 6) for method in ("weighted_sum", "base") for s in range(3)
     ]
     found = best_joint_method(joint)(Study(near, {}))
     assert (found.verdict, "not significantly" in found.text) == ("partly", True)

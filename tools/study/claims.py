@@ -1,7 +1,8 @@
 """Every claim of the paper, and each of our own variants, with the rule by which the study judges it.
 
 A claim "A is better than B" is judged by the composite (docs/compare.md): the difference A - B, paired by seed.
-`confirmed`: its 95 % interval lies above 0. `contradicted`: below 0. `not confirmed`: on both sides.
+`confirmed`: its 95 % interval lies above 0, and that of some reward leaves out 0, too. `contradicted`: the same, below
+0. `not confirmed`: otherwise. Fewer than three methods have no composite, and no verdict from it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from marble_rl.compare.methods import JOINT, tuned_weights
+from marble_rl.compare.methods import tuned_weights
 from marble_rl.compare.statistics import COMPOSITE
+from marble_rl.compare.table import decided
 from marble_rl.compare.writing import places_of
 from marble_rl.intervals import Interval
 from marble_rl.report.wording import listed, number
@@ -21,6 +23,9 @@ Verdict = Literal[
     "confirmed", "partly", "not confirmed", "contradicted", "measured elsewhere", "not testable here", "not measured"
 ]
 DECIDED = ("confirmed", "partly", "not confirmed", "contradicted")
+RIVALS = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
+"""Methods that train all rewards in one run, as far as the paper knows them."""
+NO_COMPOSITE = "There is no composite of fewer than three methods."
 UNSCALED = "weights:1,1,26,1,1"
 """The weighted sum of the study's rewards as they are published: its config divides PickScore by 26."""
 
@@ -51,13 +56,16 @@ def better(method: str, other: str) -> Callable[[Study], Finding]:
         if not study.has(method, other):
             return _missing(study, method, other)
         differences = study.difference(method, other)
-        composite = differences[COMPOSITE]
-        if composite.significant:
+        composite = differences.get(COMPOSITE)
+        if composite is None:
+            return Finding("not measured", NO_COMPOSITE, _by_reward(differences, study.table.rewards))
+        if decided(differences, COMPOSITE):
             verdict: Verdict = "confirmed" if composite.low > 0 else "contradicted"
             end = "" if composite.low > 0 else ": the other way round"
         else:
             verdict, end = "not confirmed", ": no clear difference"
-        text = f"composite {shown_difference(composite)}{end}; {composite.n} seeds."
+        shown = shown_difference(composite, marked=verdict != "not confirmed")
+        text = f"composite {shown}{end}; {composite.n} seeds."
         return Finding(verdict, text, _by_reward(differences, study.table.rewards))
 
     return judge
@@ -83,7 +91,7 @@ def all_of(judges: dict[str, Callable[[Study], Finding]]) -> Callable[[Study], F
 def rewards_rise(study: Study) -> Finding:
     if not study.has("marble", "base"):
         return _missing(study, "marble", "base")
-    return _rising(study.difference("marble", "base"), study.trained)
+    return _rising(study.difference("marble", "base"), study.table.trained)
 
 
 def held_out_rewards_rise(study: Study) -> Finding:
@@ -96,9 +104,11 @@ def best_joint_method(joint: Sequence[str]) -> Callable[[Study], Finding]:
     def judge(study: Study) -> Finding:
         if not study.has(*joint):
             return _missing(study, *joint)
+        if not study.table.has_composite:
+            return Finding("not measured", NO_COMPOSITE)
         order = study.ranking(joint)
         figures = [f"{name} {number(study.row(name).figures[COMPOSITE].mean, signed=True)}" for name in order]
-        leads = all(study.difference("marble", other)[COMPOSITE].low > 0 for other in joint if other != "marble")
+        leads = all(_ahead(study, "marble", other) for other in joint if other != "marble")
         verdict: Verdict = "confirmed" if leads else "partly" if order[0] == "marble" else "not confirmed"
         end = "" if leads else ", but not significantly" if order[0] == "marble" else ""
         return Finding(verdict, f"rank {order.index('marble') + 1} of {len(order)}{end}: {', '.join(figures)}.")
@@ -108,16 +118,22 @@ def best_joint_method(joint: Sequence[str]) -> Callable[[Study], Finding]:
 
 def no_specialist_wins(study: Study) -> Finding:
     """A specialist may win its own reward; over all rewards MARBLE is ahead of each."""
-    names = [f"only-{reward}" for reward in study.trained]
+    names = [f"only-{reward}" for reward in study.table.trained]
     if not study.has("marble", *names):
         return _missing(study, "marble", *names)
-    behind = [name for name in names if study.difference("marble", name)[COMPOSITE].low > 0]
-    own = [r for r in study.trained if study.difference(f"only-{r}", "marble")[r].low > 0]
+    behind = [name for name in names if _ahead(study, "marble", name)]
+    own = [r for r in study.table.trained if study.difference(f"only-{r}", "marble")[r].low > 0]
     verdict: Verdict = "confirmed" if len(behind) == len(names) else "partly" if behind else "not confirmed"
     composites = {name: study.difference(name, "marble")[COMPOSITE] for name in names}
     figures = ", ".join(f"{name} {shown_difference(d)}" for name, d in composites.items())
     wins = f"Specialists for {listed(own)} are ahead" if own else "No specialist is significantly ahead"
     return Finding(verdict, f"composite relative to MARBLE: {figures}. {wins} on their own reward.")
+
+
+def _ahead(study: Study, method: str, other: str) -> bool:
+    """By the composite."""
+    differences = study.difference(method, other)
+    return decided(differences, COMPOSITE) and differences[COMPOSITE].low > 0
 
 
 def in_batch_harmony(study: Study) -> Finding:
@@ -156,11 +172,11 @@ def _clear(ours: Interval, theirs: Interval, *, known_to_be_none: bool) -> bool:
 
 def follows_difficulty(study: Study) -> Finding:
     """geneval gets more than its equal share, hpsv2 less."""
-    shares = {name: study.training("marble", f"alpha_bar/{name}") for name in study.trained}
+    shares = {name: study.training("marble", f"alpha_bar/{name}") for name in study.table.trained}
     known = {name: share for name, share in shares.items() if share is not None}
     if not {"geneval", "hpsv2"} <= set(known):
         return _missing(study, "marble")
-    equal = 1 / len(study.trained)
+    equal = 1 / len(study.table.trained)
     right = [known["geneval"].low > equal, known["hpsv2"].high < equal]
     wrong = [known["geneval"].high < equal, known["hpsv2"].low > equal]
     figures = ", ".join(
@@ -194,9 +210,9 @@ def _by_reward(differences: dict[str, Interval], rewards: Sequence[str]) -> str:
     return ", ".join(f"{name} {shown_difference(differences[name])}" for name in rewards) + "."
 
 
-def shown_difference(difference: Interval) -> str:
-    """Mean and interval, with an arrow where the interval leaves out 0."""
-    sign = "▲ " if difference.low > 0 else "▼ " if difference.high < 0 else ""
+def shown_difference(difference: Interval, *, marked: bool = True) -> str:
+    """Mean and interval, with an arrow where the interval leaves out 0 and that counts (``marked``)."""
+    sign = "" if not marked else "▲ " if difference.low > 0 else "▼ " if difference.high < 0 else ""
     places = min(4, places_of([difference]))
     mean, low, high = (f"{value:+.{places}f}" for value in (difference.mean, difference.low, difference.high))
     return f"{sign}{mean} ({low} to {high})"
@@ -225,7 +241,7 @@ PAPER = (
         "composite +1.116 against +1.015",
         better("marble", "sequential"),
     ),
-    Claim("MARBLE has the best composite of the joint methods", "first of three", best_joint_method(JOINT)),
+    Claim("MARBLE has the best composite of the joint methods", "first of three", best_joint_method(RIVALS)),
     Claim("All trained rewards rise in one run", "all five, over the model without guidance", rewards_rise),
     Claim("Rewards that were not trained on rise too", "all three", held_out_rewards_rise),
     Claim(
@@ -300,36 +316,12 @@ PAPER = (
     ),
 )
 
-OURS = {
-    "marble_alpha_over_norm": "between refreshes, coefficients over cached gradient norms",
-    "unit_mean": "equal coefficients over gradient norms, no QP",
-    "min_variance": "the QP on the advantages' correlations, no gradient per reward",
-    "marble_smooth_every_step": "the QP in every step, on products smoothed over as many steps as in the paper",
-    "marble_gram": "products of gradients are smoothed, not solutions",
-    "marble_noise_aware": "the QP on what is not noise",
-    "marble_adam_metric": "the QP in the metric of the optimizer's step",
-}
-"""Variants that the paper does not have."""
-REMOVED = ("marble_smooth_every_step", "marble_gram", "marble_noise_aware")
-"""Those that improved nothing: `marble compare` no longer has them. Their results are kept and shown."""
-
-
-def with_note(method: str) -> str:
-    """The method's name in a table."""
-    return f"{method} (removed)" if method in REMOVED else method
-
 
 def judge_paper(study: Study) -> list[dict[str, str]]:
     """Every claim of the paper: claim, paper, verdict, text, details."""
-    return [_judged(claim, study) for claim in PAPER]
+    return [judged(claim, study) for claim in PAPER]
 
 
-def judge_ours(study: Study) -> list[dict[str, str]]:
-    """Each variant of ours against MARBLE as in the paper."""
-    removed = {name: " (removed)" if name in REMOVED else "" for name in OURS}
-    claims = [Claim(f"`{name}`{removed[name]}: {about}", "", better(name, "marble")) for name, about in OURS.items()]
-    return [_judged(claim, study) for claim in claims]
-
-
-def _judged(claim: Claim, study: Study) -> dict[str, str]:
+def judged(claim: Claim, study: Study) -> dict[str, str]:
+    """A claim with its finding, for the page."""
     return {"claim": claim.text, "paper": claim.paper, **asdict(claim.judge(study))}

@@ -18,7 +18,6 @@ from marble_rl.errors import InputError
 from marble_rl.intervals import Interval
 
 DIAGNOSES = "diagnoses"
-BASE = "base"
 LEAST_SEEDS = 2
 
 
@@ -33,10 +32,6 @@ class Study:
         self.diagnoses = diagnoses
         self.table = compare_results(results)
         self._against: dict[str, Comparison] = {}
-
-    @property
-    def trained(self) -> list[str]:
-        return [name for name in self.table.rewards if name not in self.table.held_out]
 
     def has(self, *methods: str) -> bool:
         """Whether all were run with the same seeds, two at least: a single seed says nothing of another training."""
@@ -55,24 +50,6 @@ class Study:
         if other not in self._against:
             self._against[other] = compare_results(self._all, other)
         return self._against[other]
-
-    def share(self, method: str, reward: str) -> Interval | None:
-        """r = mean(gain) / mean(gain of the reward's specialist), both over the untrained model, on the seeds that all
-        three have; None where these are not two, or the specialist gains nothing. Its interval is that of the mean of
-        (gain - r * the specialist's) / mean(the specialist's): to first order, what r does from seed to seed."""
-        specialist = f"only-{reward}"
-        if not self.has(method, specialist, BASE):
-            return None
-        scores = {(result.method, result.seed): result.means[reward] for result in self.results}
-        seeds = [s for name, s in scores if name == BASE and (method, s) in scores and (specialist, s) in scores]
-        gain, most = (
-            np.array([scores[name, seed] - scores[BASE, seed] for seed in seeds]) for name in (method, specialist)
-        )
-        if most.mean() <= 0:
-            return None
-        ratio = float(gain.mean() / most.mean())
-        reach = over_seeds((gain - ratio * most) / most.mean()).half_width
-        return Interval(ratio, ratio - reach, ratio + reach, len(seeds), "seeds")
 
     def training(self, method: str, key: str) -> Interval | None:
         """Mean over seeds of a figure of metrics.jsonl, where two seeds or more have it."""

@@ -13,22 +13,21 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from marble_rl.compare.methods import ABLATIONS, VARIANTS
+from marble_rl.compare.shares import BASE
 from marble_rl.compare.statistics import COMPOSITE
-from marble_rl.compare.table import Comparison
-from marble_rl.compare.writing import markdown_table, markdown_tables, notes
+from marble_rl.compare.table import Comparison, decided
+from marble_rl.compare.writing import markdown_tables, notes
 from marble_rl.diagnose.record import Diagnosis, DirectionFigures
 from marble_rl.report.wording import number
 from tools.study.claims import (
     PAPER,
-    REMOVED,
     UNSCALED,
-    judge_ours,
     judge_paper,
     shown_difference,
     shown_interval,
-    with_note,
 )
-from tools.study.findings import BASE, Study, Whole
+from tools.study.findings import Study, Whole
+from tools.study.variants import REMOVED, judge_ours, with_note
 
 DIRECTIONS = (
     "weighted_sum",
@@ -56,7 +55,6 @@ def results_page(whole: Whole) -> str:
         tables=_tables(study.table),
         notes=notes(study.table),
         changes=_changes(study),
-        shares=_shares(study),
         conflict=None if conflict is None else _changes(conflict),
         conflict_differences=None if conflict is None else _differences(conflict.table),
         conflict_notes=[] if conflict is None else notes(conflict.table),
@@ -84,7 +82,7 @@ def results_page(whole: Whole) -> str:
 def _apart(study: Study) -> list[str]:
     """Ablations and variants that differ from MARBLE beyond their intervals."""
     names = [name for name in (*ABLATIONS, *VARIANTS, *REMOVED) if study.has(name, "marble")]
-    return [f"`{name}`" for name in names if study.difference(name, "marble")[COMPOSITE].significant]
+    return [f"`{name}`" for name in names if decided(study.difference(name, "marble"), COMPOSITE)]
 
 
 def gradients_page(whole: Whole) -> str:
@@ -93,11 +91,14 @@ def gradients_page(whole: Whole) -> str:
 
 
 def _versus(study: Study | None, method: str, other: str, column: str = COMPOSITE) -> str:
-    """Difference of the composites, or of a reward; empty where there are not two common seeds."""
+    """Difference of the composites, or of a reward; empty where there are not two common seeds, or no composite."""
     if study is None or not study.has(method, other):
         return ""
-    difference = study.difference(method, other)[column]
-    return f"{shown_difference(difference).removesuffix(')')}; {difference.n} seeds)"
+    differences = study.difference(method, other)
+    if column not in differences:
+        return ""
+    text = shown_difference(differences[column], marked=decided(differences, column))
+    return f"{text.removesuffix(')')}; {differences[column].n} seeds)"
 
 
 def _rendered(template: str, **values: Any) -> str:
@@ -129,24 +130,6 @@ def _changes(study: Study) -> str:
 def _differences(comparison: Comparison) -> str:
     """The table of differences to what is compared with; nothing where there is none."""
     return next((table for title, table in _tables(comparison) if title.startswith("Difference")), "")
-
-
-def _shares(study: Study) -> str:
-    """Table of the gains in units of the specialists'; nothing where there are no specialists. The smallest is bold."""
-    body = []
-    joint = [row for row in study.table.rows if row.method != BASE and not row.method.startswith("only-")]
-    for row in joint:
-        shares = {reward: study.share(row.method, reward) for reward in study.trained}
-        known = {reward: share for reward, share in shares.items() if share is not None}
-        if not known:
-            continue
-        least = min(known, key=lambda reward: known[reward].mean)
-        cells = []
-        for reward, share in shares.items():
-            text = "" if share is None else f"{share.mean:.2f} ±{share.half_width:.2f}"
-            cells.append(f"**{text}**" if reward == least else text)
-        body.append([with_note(row.method), str(known[least].n), *cells])
-    return markdown_table(["method", "n", *study.trained], body) if body else ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ failed step changes nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -72,6 +72,9 @@ class Weighing:
     """Further metrics for the log, such as `qp/norm`"""
     state: Any = None
     """New state of the rule, passed to `commit`"""
+    for_half: Callable[[Tensor], Tensor] | None = None
+    """[K, K] -> [K]: the weights that the rule would take for the Gram matrix of half the batch, for the cosines with
+    the other half; by default `Balancer.weights_for`"""
 
 
 class Balancer(ABC):
@@ -87,10 +90,27 @@ class Balancer(ABC):
     """Whether the rule solves the QP, so that `qp/kkt_residual` should be near 0"""
     metric: Literal["euclidean", "adam"] = "euclidean"
     """`adam`: `weigh` also gets `gradients.in_metric`, the products in AdamW's metric (gradients/metric.py)"""
+    uses_priorities: ClassVar[bool] = False
+    """Whether `rewards[].priority` means something to the rule; if not, a priority is refused"""
 
-    def __init__(self, settings: Any, rewards: Sequence[str], *, adv_clip: float, seed: int) -> None:
+    def __init__(
+        self,
+        settings: Any,
+        rewards: Sequence[str],
+        *,
+        adv_clip: float,
+        seed: int,
+        priorities: Mapping[str, float] | None = None,
+        rewards_off: Callable[[int], Sequence[str]] = lambda step: (),
+        guards: Sequence[str] = (),
+    ) -> None:
+        """``rewards_off``: rewards whose `schedule` leaves out the step after so many updates. ``guards``: those of
+        ``rewards`` that are guards; only rules derived from `Guarding` get any."""
         self.settings = settings
         self.rewards = tuple(rewards)
+        self.guards = tuple(guards)
+        self.priorities = dict(priorities or {})
+        self.rewards_off = rewards_off
 
     @classmethod  # noqa: B027  a rule may have nothing to check
     def check(cls, settings: Any, rewards: Sequence[str]) -> None:
@@ -154,6 +174,13 @@ class Balancer(ABC):
     def commit(self, state: Any) -> None:  # noqa: B027  a rule may remember nothing
         """The update was applied: store the state that `combine` or `weigh` returned."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Large state, such as momenta, for checkpoints."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027  most rules have none
+        """Continue from a checkpoint."""
+
     def state_dict(self) -> dict[str, Any]:
         """Small JSON values, for checkpoints."""
         return {}
@@ -172,6 +199,19 @@ class Scheduled(Balancer):
         """A = sum_k alpha_k A_k"""
         alpha = self.coefficients(step)
         return Combination(scored.advantages @ alpha.to(scored.advantages), alpha)
+
+
+class Guarding(Balancer):
+    """A rule that supports guards (guards.py). With guards it needs one gradient per reward in every step."""
+
+    @classmethod
+    def check_guards(cls, settings: Any, guards: Sequence[str]) -> None:
+        """Raise InputError where the settings do not fit the guards. Called before a model is loaded."""
+
+    @abstractmethod
+    def weigh(self, step: int, gradients: RewardGradients, rates: Mapping[str, float] | None = None) -> Weighing:
+        """``rates``: by guard, how it may change, from -1 (free to fall) to 1/2 (must recover); guards without a rate
+        are free."""
 
 
 def weight_vector(names: Sequence[str], weights: Mapping[str, float], missing: float = 1.0) -> Tensor:

@@ -51,8 +51,8 @@ class Marble(Balancer):
     solves = True
     harmonizer_class: ClassVar[type[Harmonizer]] = Harmonizer
 
-    def __init__(self, settings: Any, rewards: Sequence[str], *, adv_clip: float, seed: int) -> None:
-        super().__init__(settings, rewards, adv_clip=adv_clip, seed=seed)
+    def __init__(self, settings: Any, rewards: Sequence[str], *, adv_clip: float, **context: Any) -> None:
+        super().__init__(settings, rewards, adv_clip=adv_clip, **context)
         self.metric = settings.metric
         self.harmonizer = self.harmonizer_class(
             rewards,

@@ -12,6 +12,7 @@ RULES: Registry[Balancer] = Registry(
     default="marble",
     built_in={
         "marble": "marble_rl.balancing.marble:Marble",
+        "fair": "marble_rl.balancing.fair:Fair",
         "weighted_sum": "marble_rl.balancing.weighted_sum:WeightedSum",
         "fixed": "marble_rl.balancing.fixed:Fixed",
         "unit_mean": "marble_rl.balancing.unit_mean:UnitMean",

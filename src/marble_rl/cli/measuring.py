@@ -14,7 +14,8 @@ Methods = Annotated[
     list[str] | None,
     typer.Option(
         help="Names with commas between them; may be repeated. Sets: joint, specialists, ablations, variants, all. "
-        "weights:1,2 is a weighted sum, name=key=value,... a method of your own. Default: joint."
+        "weights:1,2 is a weighted sum, name=key=value,... a method of your own. With base,specialists the table has "
+        "shares: how much of what a training on each reward alone gains. Default: joint."
     ),
 ]
 Against = Annotated[

@@ -8,6 +8,7 @@ runner.py       runs jobs as processes, several at a time (cli/child.py: one of 
 resume.py       what is left to do, and whether what is there may stand beside it
 statistics.py   z-scores, intervals over seeds and over prompts
 figures.py      means, composites and differences with their intervals
+shares.py       gains in units of what a training on one reward alone gains
 table.py        rows, differences, holes
 writing.py      table.md, compare.json, compare.csv (picture.py: compare.png)
 command.py      the command itself

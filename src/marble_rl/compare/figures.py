@@ -12,10 +12,12 @@ import numpy as np
 from marble_rl.compare.job_result import JobResult
 from marble_rl.compare.statistics import (
     COMPOSITE,
+    LEAST_METHODS,
     Array,
     Scale,
     over_prompts,
     over_seeds,
+    prompt_means,
     resampled_means,
 )
 from marble_rl.intervals import Interval, student_reach
@@ -42,14 +44,16 @@ class Figures:
     """
 
     def __init__(self, by_method: Mapping[str, Sequence[JobResult]], rewards: Sequence[str]) -> None:
-        self._rewards = list(rewards)
+        self.rewards = list(rewards)
+        self.columns = [*rewards, COMPOSITE] if len(by_method) >= LEAST_METHODS else list(rewards)
+        """What every method has a figure of."""
         self._results = [result for group in by_method.values() for result in group]
         self._places = {(result.method, result.seed): i for i, result in enumerate(self._results)}
         self._prompts = [
             np.array([result.per_prompt[name] for name in rewards], dtype=np.float64).T for result in self._results
         ]
         """[P, M] of each result; NaN where a reward has no score (None)"""
-        self._means = np.stack([_means(scores) for scores in self._prompts])
+        self._means = np.stack([prompt_means(scores) for scores in self._prompts])
         self._effects, self._left = self._fit()
         self._scale = Scale.of(np.stack([self._without_seeds(group).mean(axis=0) for group in by_method.values()]))
 
@@ -92,8 +96,10 @@ class Figures:
         return math.sqrt(methods / (methods - 1)) if methods > 1 else 1.0
 
     def z(self, group: Sequence[JobResult]) -> dict[str, float]:
-        """By reward: the z-score of the method's a_m."""
-        return dict(zip(self._rewards, self._scale.z(self._without_seeds(group).mean(axis=0)).tolist(), strict=True))
+        """By reward: the z-score of the method's a_m; empty where there is no composite."""
+        if COMPOSITE not in self.columns:
+            return {}
+        return dict(zip(self.rewards, self._scale.z(self._without_seeds(group).mean(axis=0)).tolist(), strict=True))
 
     def differences(self, group: Sequence[JobResult], reference: Sequence[JobResult]) -> dict[str, Interval]:
         """Of results with the same seed: same prompts, same noise in training and evaluation. Empty without any.
@@ -101,11 +107,11 @@ class Figures:
         A reward may be silent on some images of one method and not of the other: prompts count that both have. A reward
         without any such prompt in one of the seeds has no difference, and then there is none of the composite either.
         """
-        others = {result.seed: result for result in reference}
-        pairs = [self._shared(result, others[result.seed]) for result in group if result.seed in others]
+        pairs = list(self.paired(group, reference).values())
         if not pairs:
             return {}
-        ours, theirs = (self._with_composite(np.stack([_means(p) for p in side])) for side in zip(*pairs, strict=True))
+        sides = (np.stack([prompt_means(scores) for scores in side]) for side in zip(*pairs, strict=True))
+        ours, theirs = (self._with_composite(means) for means in sides)
         values = ours - theirs
         if len(pairs) > 1:
             differences = self._named([over_seeds(column) for column in values.T])
@@ -113,6 +119,11 @@ class Figures:
             ours, theirs = (self._with_composite(resampled_means(scores)) for scores in pairs[0])
             differences = self._over_prompts(values[0], (ours - theirs).T, pairs[0][0])
         return {name: difference for name, difference in differences.items() if math.isfinite(difference.mean)}
+
+    def paired(self, group: Sequence[JobResult], reference: Sequence[JobResult]) -> dict[int, tuple[Array, Array]]:
+        """By seed that both have: [P, M] scores of both, NaN where one of them has none."""
+        others = {result.seed: result for result in reference}
+        return {result.seed: self._shared(result, others[result.seed]) for result in group if result.seed in others}
 
     def _shared(self, one: JobResult, other: JobResult) -> tuple[Array, Array]:
         """[P, M] scores of both, NaN where one of them has none."""
@@ -127,7 +138,9 @@ class Figures:
         return self._named([over_prompts(float(mean), draws, count) for mean, draws, count in columns])
 
     def _named(self, intervals: Sequence[Interval]) -> dict[str, Interval]:
-        return dict(zip([*self._rewards, COMPOSITE], intervals, strict=True))
+        """Without the composite where there are too few methods for one."""
+        named = zip([*self.rewards, COMPOSITE], intervals, strict=True)
+        return {name: interval for name, interval in named if name in self.columns}
 
     def _where(self, results: Sequence[JobResult]) -> list[int]:
         return [self._places[result.method, result.seed] for result in results]
@@ -168,13 +181,6 @@ class Figures:
         """[R, M]: what a draw of prompts does to all methods with this seed alike; 0 where there is only one."""
         others = self._with_seed(seed)
         if len(others) == 1:
-            return np.zeros((1, len(self._rewards)))
+            return np.zeros((1, len(self.rewards)))
         moved = [resampled_means(self._scores(result)) - self._values([result]) for result in others]
         return np.asarray(np.mean(moved, axis=0), dtype=np.float64)
-
-
-def _means(scores: Array) -> Array:
-    """[P, M] -> [M], over the prompts with a score; NaN where there is none."""
-    known = np.isfinite(scores)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(known, scores, 0.0).sum(axis=0) / known.sum(axis=0), dtype=np.float64)

@@ -84,6 +84,7 @@ FIXED = {
         _balance("gdpo", "sum of per-reward advantages, normalised over the batch", type="gdpo"),
         _balance("uniform", "per-reward advantages with fixed coefficients 1/K", type="fixed"),
         _balance("dropout", "a random subset of the rewards in each step", type="dropout"),
+        _balance("fair", "proportional fairness between one momentum per reward", type="fair"),
         _marble("marble", "MARBLE as in the paper: refreshed every 10 steps, rho 0.7"),
         _marble("marble_every_step", "MARBLE, the QP solved in every step", refresh_every=1),
         _marble("marble_no_norm", "MARBLE on gradients that are not normalised", type="marble_no_norm"),
@@ -102,7 +103,7 @@ FIXED = {
     )
 }
 
-JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble")
+JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble", "fair")
 VARIANTS = ("marble_alpha_over_norm", "unit_mean", "min_variance", "marble_adam_metric", "marble_late_uniform")
 ABLATIONS = (
     *("marble_no_norm", "marble_every_step", "marble_n5", "marble_n20", "marble_rho01", "marble_rho09"),

@@ -12,6 +12,15 @@ from marble_rl.intervals import FEWEST, LEVEL, RESAMPLES, Interval, student_inte
 
 Array = NDArray[np.float64]
 COMPOSITE = "composite"
+LEAST_METHODS = 3
+"""Of a composite, the base model counted: of two methods every z-score is +1 or -1, however little they differ."""
+
+
+def prompt_means(scores: Array) -> Array:
+    """[P, M] -> [M], over the prompts with a score; NaN where there is none."""
+    known = np.isfinite(scores)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known, scores, 0.0).sum(axis=0) / known.sum(axis=0), dtype=np.float64)
 
 
 def over_seeds(values: Array) -> Interval:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from marble_rl.compare.figures import Figures
 from marble_rl.compare.job_result import JobResult
 from marble_rl.compare.methods import known_methods
 from marble_rl.compare.resume import check_comparable
-from marble_rl.compare.statistics import COMPOSITE
+from marble_rl.compare.shares import BASE, MEAN, WORST, Shares, specialist
+from marble_rl.compare.statistics import COMPOSITE, LEAST_METHODS
 from marble_rl.errors import InputError, suggestion
 from marble_rl.intervals import Interval
 from marble_rl.storage import Record
@@ -32,9 +33,10 @@ class Row:
     overrides: list[str]
     seeds: list[int]
     figures: dict[str, Interval]
-    """By reward, and the composite."""
+    """By reward; the composite, if there are three methods; worst and mean share of a joint method, if there are
+    shares (shares.py)."""
     z: dict[str, float]
-    """By reward: z-score of the mean across the methods."""
+    """By reward: z-score of the mean across the methods; empty where there is no composite."""
     differences: dict[str, Interval]
     """To the method compared with, on the seeds that both have; empty where there is none. A reward that scored no
     prompt of both methods is left out, and the composite with it."""
@@ -44,6 +46,22 @@ class Row:
     """Mean over seeds, as are the following."""
     seconds_per_step: float
     training: dict[str, float]
+    shares: dict[str, Interval] = field(default_factory=dict)
+    """By reward that has one; of joint methods only."""
+
+    def decided(self, column: str) -> bool:
+        """Whether the difference in this column counts as one."""
+        return decided(self.differences, column)
+
+
+def decided(differences: Mapping[str, Interval], column: str) -> bool:
+    """Whether the interval of a difference leaves out 0. The composite counts only where a reward's does, too: it is
+    made of nothing else."""
+    if column == COMPOSITE:
+        rewards = (name for name in differences if name not in (COMPOSITE, WORST, MEAN))
+        if not any(differences[name].significant for name in rewards):
+            return False
+    return column in differences and differences[column].significant
 
 
 @dataclass(frozen=True)
@@ -63,6 +81,8 @@ class Comparison(Record):
     kind: ClassVar[str] = "a table"
     fix: ClassVar[str] = "Make it again with marble compare DIR --table-only"
 
+    version: int = 2
+    """2: shares; no composite of two methods."""
     rewards: list[str]
     held_out: list[str]
     left_out: list[str]
@@ -75,16 +95,50 @@ class Comparison(Record):
     images_per_prompt: int
     versions: list[dict[str, str]]
     """Each once; more than one if results were made with different ones."""
+    no_share: dict[str, str] = Field(default_factory=dict)
+    """Trained rewards that are left out of worst and mean share though their specialist was run, and why."""
 
     @model_validator(mode="after")
     def _whole(self) -> Comparison:
-        if not self.rows or any(not row.figures.keys() >= set(self.columns) for row in self.rows):
+        if not self.rows or any(not row.figures.keys() >= set(self.rewards) for row in self.rows):
             raise ValueError("expected at least one method, and a figure of each for every reward")
         return self
 
     @property
     def columns(self) -> list[str]:
-        return [*self.rewards, COMPOSITE]
+        """What is shown of each method: the shares first, by which joint methods are judged."""
+        shares = [WORST, MEAN] if self.has_shares else []
+        return [*shares, *self.rewards, *([COMPOSITE] if self.has_composite else [])]
+
+    @property
+    def trained(self) -> list[str]:
+        return [name for name in self.rewards if name not in self.held_out]
+
+    @property
+    def has_shares(self) -> bool:
+        return any(WORST in row.figures for row in self.rows)
+
+    @property
+    def has_composite(self) -> bool:
+        """Older files have one of two methods, too."""
+        return len(self.rows) >= LEAST_METHODS and all(COMPOSITE in row.figures for row in self.rows)
+
+    @property
+    def joint(self) -> list[Row]:
+        """Methods that train on several rewards."""
+        alone = {BASE, *map(specialist, self.trained)}
+        return [row for row in self.rows if row.method not in alone]
+
+    @property
+    def jobs_for_shares(self) -> list[tuple[str, int]]:
+        """(method, seed) of the jobs that shares need beside those there are: the base model and each specialist with
+        the seeds of the joint methods. Empty where both are there, and where there is nothing to share."""
+        seeds = {row.method: set(row.seeds) for row in self.rows}
+        needed = [BASE, *map(specialist, self.trained)]
+        if not self.joint or len(self.trained) < 2 or all(method in seeds for method in needed):
+            return []
+        wanted = sorted({seed for row in self.joint for seed in row.seeds})
+        return [(method, seed) for method in needed for seed in wanted if seed not in seeds.get(method, ())]
 
     @property
     def crashed(self) -> dict[str, int]:
@@ -102,28 +156,32 @@ def compare_results(results: Sequence[JobResult], against: str | None = None) ->
     good = [result for result in results if result.failed is None]
     assert good, "a table needs at least one row"
     check_comparable(good)
-    by_method = _by_method(good)
+    by_method = results_by_method(good)
     crashed = {result.method for result in results} - set(by_method)
     against = None if against in crashed else _against(against, list(by_method))
     first = good[0]
     rewards = [name for name in first.means if all(name in result.means for result in good)]
     everything = dict.fromkeys(name for result in good for name in result.means)
+    held_out = [name for name in rewards if name in first.held_out]
     figures = Figures(by_method, rewards)
+    shares = Shares(figures, by_method, [name for name in rewards if name not in held_out])
+    reference = None if against is None else by_method[against]
     return Comparison(
         rewards=rewards,
-        held_out=[name for name in rewards if name in first.held_out],
+        held_out=held_out,
         left_out=[name for name in everything if name not in rewards],
         against=against,
-        rows=[_row(group, figures, None if against is None else by_method[against]) for group in by_method.values()],
+        rows=[_row(group, figures, shares, reference) for group in by_method.values()],
         holes=[_hole(result) for result in results if result.failed is not None],
         prompts=first.prompts,
         prompts_are="held-out" if first.config.get("prompts", {}).get("heldout") else "training",
         images_per_prompt=first.images_per_prompt,
         versions=[dict(kind) for kind in dict.fromkeys(tuple(result.versions.items()) for result in good)],
+        no_share=shares.left_out,
     )
 
 
-def _by_method(results: Sequence[JobResult]) -> dict[str, list[JobResult]]:
+def results_by_method(results: Sequence[JobResult]) -> dict[str, list[JobResult]]:
     """Seeds in order, methods in the order of the registry, the user's own ones last."""
     trained = [name for name in results[0].means if name not in results[0].held_out]
     known = {name: i for i, name in enumerate(known_methods(trained))}
@@ -144,23 +202,27 @@ def _against(name: str | None, methods: Sequence[str]) -> str | None:
     return name
 
 
-def _row(group: list[JobResult], figures: Figures, reference: list[JobResult] | None) -> Row:
+def _row(group: list[JobResult], figures: Figures, shares: Shares, reference: list[JobResult] | None) -> Row:
     first = group[0]
-    compared = reference is not None and reference[0].method != first.method
+    of_gains = shares.of(group)
+    differences: dict[str, Interval] = {}
+    if reference is not None and reference[0].method != first.method:
+        differences = figures.differences(group, reference) | shares.differences(group, reference)
     keys = dict.fromkeys(key for result in group for key in result.training)
     return Row(
         first.method,
         first.about,
         first.overrides,
         [result.seed for result in group],
-        figures.of(group),
+        figures.of(group) | {name: of_gains[name] for name in (WORST, MEAN) if name in of_gains},
         figures.z(group),
-        figures.differences(group, reference) if reference is not None and compared else {},
+        differences,
         first.steps,
         first.images_per_step,
         _mean([result.train_seconds for result in group]),
         _mean([result.seconds_per_step for result in group]),
         {key: _mean([r.training[key] for r in group if key in r.training]) for key in keys},
+        {name: of_gains[name] for name in shares.rewards if name in of_gains},
     )
 
 

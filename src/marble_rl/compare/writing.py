@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from marble_rl.compare.job_result import AGAIN
 from marble_rl.compare.picture import draw
+from marble_rl.compare.shares import BASE, MEAN, WORST
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import COMPARISON, Comparison, Row
 from marble_rl.intervals import Interval
@@ -25,6 +27,8 @@ ROOM = 3
 """Characters around a column."""
 HOLE = "HOLE"
 """In place of a figure that crashed jobs left out."""
+SHARES = "How much of a specialist's gain"
+"""Title of the table of shares by reward."""
 UNKNOWN = "?"
 """In place of a difference where no prompt has a score of both methods."""
 HARMONY = {
@@ -79,7 +83,7 @@ def _blocks(cells: list[list[str]], width: int) -> list[list[int]]:
 def markdown(comparison: Comparison) -> str:
     parts = ["# Comparison", *(f"## {title}\n\n{table}" for title, table in markdown_tables(comparison))]
     parts.append("\n".join(f"- {line}" for line in notes(comparison)))
-    parts.append("![composite and z-scores](compare.png)")
+    parts.append("![the methods with their intervals](compare.png)")
     about = [f"- `{row.method}`: {row.about}" for row in comparison.rows]
     parts.append("\n".join(["## Methods", "", *about]))
     return "\n\n".join(parts) + "\n"
@@ -113,14 +117,21 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append("‡ one prompt of one seed: no interval")
     if comparison.held_out:
         lines.append("* evaluation-only: never trained on")
-    lines.append(f"composite: mean over rewards of the z-score across these {len(comparison.rows)} methods")
+    lines += share_notes(comparison)
+    if comparison.has_composite:
+        lines.append(
+            f"{COMPOSITE}: mean over rewards of the z-score across these {len(comparison.rows)} methods; marked only "
+            "where some reward is"
+        )
+    else:
+        lines.append(f"no {COMPOSITE}: it needs three methods; of two every z-score is +1 or -1")
     compared = sum(i.over == "seeds" for row in comparison.rows for i in row.differences.values())
     if compared:
         lines.append(
             f"▲ ▼ the interval of the difference leaves out 0; of {compared} differences without any effect "
             f"{0.05 * compared:.1f} would on average"
         )
-    if any(row.differences and row.differences.keys() != set(comparison.columns) for row in comparison.rows):
+    if any(row.differences and not row.differences.keys() >= set(comparison.rewards) for row in comparison.rows):
         lines.append(f"{UNKNOWN} no prompt has a score of both methods; the composite needs every reward")
     if comparison.left_out:
         lines.append(f"left out, because not every result has it: {', '.join(comparison.left_out)}")
@@ -130,6 +141,31 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append(
             f"{HOLE}: {hole.method} seed {hole.seed} crashed ({hole.stage}, exit code {hole.exit_code}): "
             f"{hole.last_line}"
+        )
+    return lines
+
+
+def share_notes(comparison: Comparison) -> list[str]:
+    """What shares are, of which reward and method there are none, and how to get them."""
+    lines = []
+    if comparison.has_shares:
+        lines.append(
+            f"share: a reward's gain over {BASE}, divided by the mean gain of the trainings on it alone; {WORST} and "
+            f"{MEAN}: over the trained rewards for each seed. Their intervals include the noise of both gains. "
+            "Bold in the table by reward: the smallest"
+        )
+        fewer = [r for r in comparison.joint if WORST not in r.figures or r.figures[WORST].n != len(r.seeds)]
+        if fewer:
+            names = ", ".join(row.method for row in fewer)
+            lines.append(f"shares only of the seeds that {BASE} has, too: fewer than n of {names}")
+    for reward, reason in comparison.no_share.items():
+        lines.append(f"no share of {reward}, which is left out of {WORST} and {MEAN} for every method: {reason}")
+    if comparison.jobs_for_shares:
+        missing = dict.fromkeys(method for method, _ in comparison.jobs_for_shares)
+        lines.append(
+            f"no {WORST} and {MEAN} (of what a training on each reward alone gains): they need {', '.join(missing)}. "
+            f"The same command with --methods ...,specialists,{BASE} adds them: "
+            f"{len(comparison.jobs_for_shares)} more jobs"
         )
     return lines
 
@@ -146,39 +182,66 @@ def tidy_csv(comparison: Comparison) -> str:
             cells += [figure.n, figure.over, row.z.get(name, "")]
             other = row.differences.get(name)
             if other is not None:
-                cells += [other.mean, other.low, other.high, other.n, int(other.significant)]
+                cells += [other.mean, other.low, other.high, other.n, int(row.decided(name))]
             writer.writerow([*cells, *[""] * (len(head) + 5 - len(cells))])
     return output.getvalue()
 
 
 def _tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
     """(title, head, body) of each."""
-    heads = [f"{name}*" if name in comparison.held_out else name for name in comparison.columns]
-    columns = {name: [row.figures[name] for row in comparison.rows] for name in comparison.columns}
+    columns = {
+        name: [row.figures[name] for row in comparison.rows if name in row.figures] for name in comparison.columns
+    }
     body = []
     for row in comparison.rows:
-        cells = [_figure(row.figures[name], column, signed=name == COMPOSITE) for name, column in columns.items()]
+        cells = [_figure(row.figures.get(name), column, signed=name == COMPOSITE) for name, column in columns.items()]
         body.append([row.method, _seeds(comparison, row.method, len(row.seeds)), *cells, _minutes(row), _seconds(row)])
     for method in comparison.wholly_crashed:
         body.append([method, _seeds(comparison, method, 0), *[HOLE] * len(columns), "", ""])
-    tables = [("Scores", ["method", "n", *heads, "minutes", "s/step"], body)]
+    tables = [("Scores", ["method", "n", *_heads(comparison, columns), "minutes", "s/step"], body)]
+    return [*tables, *_differences(comparison), *_shares(comparison), *_harmony(comparison)]
+
+
+def _heads(comparison: Comparison, columns: Iterable[str]) -> list[str]:
+    return [f"{name}*" if name in comparison.held_out else name for name in columns]
+
+
+def _differences(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
     compared = [row for row in comparison.rows if row.differences]
-    if compared:
-        body = []
-        columns = {
-            name: [row.differences[name] for row in compared if name in row.differences] for name in comparison.columns
-        }
-        for row in compared:
-            cells = [_change(row.differences.get(name), column) for name, column in columns.items()]
-            body.append([row.method, str(next(iter(row.differences.values())).n), *cells])
-        tables.append((f"Difference to {comparison.against}, paired by seed", ["method", "n", *heads], body))
+    if not compared:
+        return []
+    columns = {
+        name: [row.differences[name] for row in compared if name in row.differences] for name in comparison.columns
+    }
+    columns = {name: column for name, column in columns.items() if column or name not in (WORST, MEAN)}
+    body = []
+    for row in compared:
+        cells = [_change(row, name, column) for name, column in columns.items()]
+        body.append([row.method, str(next(iter(row.differences.values())).n), *cells])
+    heads = ["method", "n", *_heads(comparison, columns)]
+    return [(f"Difference to {comparison.against}, paired by seed", heads, body)]
+
+
+def _shares(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
+    """By reward; the smallest of each method in bold."""
+    sharing = [row for row in comparison.rows if row.shares]
+    if not sharing:
+        return []
+    body = []
+    for row in sharing:
+        least = min(share.mean for share in row.shares.values())
+        cells = [_figure(row.shares[name], list(row.shares.values()), best=least) for name in row.shares]
+        body.append([row.method, str(row.figures[WORST].n), *cells])
+    return [(SHARES, ["method", "n", *sharing[0].shares], body)]
+
+
+def _harmony(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
     refreshed = [row for row in comparison.rows if "heldout/min_cos" in row.training]
-    if refreshed:
-        trained = [name for name in comparison.rewards if name not in comparison.held_out]
-        keys = [*HARMONY, *(f"alpha_bar/{name}" for name in trained)]
-        body = [[row.method, *(_number(row.training.get(key)) for key in keys)] for row in refreshed]
-        tables.append(("Harmony", ["method", *HARMONY.values(), *(f"alpha_bar {n}" for n in trained)], body))
-    return tables
+    if not refreshed:
+        return []
+    keys = [*HARMONY, *(f"alpha_bar/{name}" for name in comparison.trained)]
+    body = [[row.method, *(_number(row.training.get(key)) for key in keys)] for row in refreshed]
+    return [("Harmony", ["method", *HARMONY.values(), *(f"alpha_bar {n}" for n in comparison.trained)], body)]
 
 
 def _seeds(comparison: Comparison, method: str, done: int) -> str:
@@ -192,19 +255,25 @@ def places_of(column: list[Interval]) -> int:
     return 3 if typical <= 0 else min(6, max(0, 1 - math.floor(math.log10(typical))))
 
 
-def _figure(interval: Interval, column: list[Interval], *, signed: bool) -> str:
+def _figure(
+    interval: Interval | None, column: list[Interval], *, signed: bool = False, best: float | None = None
+) -> str:
+    """Bold if it is ``best``, by default the highest of the column; empty where there is none."""
+    if interval is None:
+        return ""
     places = places_of(column)
     text = f"{interval.mean:{'+' if signed else ''}.{places}f}"
-    if interval.mean == max(other.mean for other in column):
+    if interval.mean == (max(other.mean for other in column) if best is None else best):
         text = f"**{text}**"
     return f"{text}{_reach(interval, places)}"
 
 
-def _change(interval: Interval | None, column: list[Interval]) -> str:
+def _change(row: Row, name: str, column: list[Interval]) -> str:
+    interval = row.differences.get(name)
     if interval is None:
-        return UNKNOWN
+        return "" if name in (WORST, MEAN) else UNKNOWN
     places = places_of(column)
-    verdict = ("▲ " if interval.mean > 0 else "▼ ") if interval.significant else ""
+    verdict = ("▲ " if interval.mean > 0 else "▼ ") if row.decided(name) else ""
     return f"{verdict}{interval.mean:+.{places}f}{_reach(interval, places)}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from marble_rl.balancing.base import Balancer, Guarding
 from marble_rl.balancing.registry import RULES
 from marble_rl.config.run import RunConfig
 from marble_rl.errors import InputError, require_name
@@ -17,6 +18,8 @@ def check_consistency(config: RunConfig) -> None:
     rule = RULES.part_of(config.balance)
     rule.check_complete()
     rule.check(config.balance, config.trained_rewards)
+    _check_priorities(config, rule)
+    _check_guards(config, rule)
     names = [reward.name for reward in config.rewards]
     for split in ("train", "heldout"):
         for i, source in enumerate(getattr(config.prompts, split) or []):
@@ -59,9 +62,46 @@ def _check_rewards(config: RunConfig) -> None:
     trained = config.trained_rewards
     if not trained:
         raise InputError("rewards: all of them are held_out; at least one must be trained")
+    if not config.objectives:
+        raise InputError(
+            "rewards: all trained ones are guards, so there is nothing to improve; remove `guard` from at least one"
+        )
     for step in range(config.trainer.steps):
-        if len(config.rewards_off(step)) == len(trained):
+        if set(config.objectives) <= set(config.rewards_off(step)):
             raise InputError(f"rewards: no reward's `schedule` covers step {step}; leave one on in every step")
+
+
+def _check_priorities(config: RunConfig, rule: type[Balancer]) -> None:
+    for i, reward in enumerate(config.rewards):
+        if reward.priority == 1.0:
+            continue
+        where = f"rewards.{i} ({reward.name}).priority: {reward.priority:g}"
+        if reward.held_out:
+            raise InputError(f"{where}, but the reward is held out and never trained on; remove it")
+        if not rule.uses_priorities:
+            raise InputError(
+                f"{where}, but balance.type: {config.balance.type} does not use priorities; remove it, or set "
+                "balance.type: fair"
+            )
+
+
+def _check_guards(config: RunConfig, rule: type[Balancer]) -> None:
+    for i, reward in enumerate(config.rewards):
+        if reward.guard is None:
+            continue
+        where = f"rewards.{i} ({reward.name}).guard"
+        if reward.priority != 1.0:
+            given = f"priority: {reward.priority:g}"
+            raise InputError(f"{where}: a guard has no priority, but {given} is given; remove one of the two")
+        if reward.schedule is not None:
+            raise InputError(f"{where}: a guard holds in every step, but it has a schedule; remove one of the two")
+        if not issubclass(rule, Guarding):
+            raise InputError(
+                f"{where}: balance.type: {config.balance.type} does not support guards; set balance.type: fair (or "
+                "fixed), or set held_out: true in place of `guard`"
+            )
+    if config.guards and issubclass(rule, Guarding):
+        rule.check_guards(config.balance, list(config.guards))
 
 
 def _check_finite(value: Any, key: str) -> None:
@@ -79,6 +119,11 @@ def _check_finite(value: Any, key: str) -> None:
 def _check_hacking_guards(reward: RewardConfig, where: str) -> None:
     if reward.watch is not None and not reward.held_out:
         raise InputError(f"{where}.watch: only evaluation-only rewards are watched; remove it, or set held_out: true")
+    if reward.guard is not None and reward.held_out:
+        raise InputError(
+            f"{where}.guard: a guard is trained on, but held_out: true is given; remove `held_out` (and `watch`), or "
+            "remove `guard`"
+        )
     if reward.held_out and (reward.clip is not None or reward.schedule is not None):
         raise InputError(f"{where}: is held out, so clip and schedule have nothing to act on; remove them")
     if reward.clip is not None:

@@ -19,7 +19,7 @@ from marble_rl.losses.nft import NftSettings
 from marble_rl.losses.registry import LOSSES
 from marble_rl.models.settings import LoraConfig, ModelConfig
 from marble_rl.prompts.settings import PromptsConfig
-from marble_rl.rewards.core.settings import RewardConfig, WatchConfig
+from marble_rl.rewards.core.settings import GuardConfig, RewardConfig, WatchConfig
 from marble_rl.rollout.settings import RolloutConfig
 from marble_rl.section import Section
 
@@ -121,8 +121,28 @@ class RunConfig(Section):
 
     @property
     def trained_rewards(self) -> tuple[str, ...]:
-        """Names of the K rewards that are trained, in order."""
+        """Names of the K rewards that have a gradient, objectives and guards, in order."""
         return tuple(reward.name for reward in self.rewards if not reward.held_out)
+
+    @property
+    def guards(self) -> dict[str, GuardConfig]:
+        """Trained rewards that must only stay above a floor, by name."""
+        return {reward.name: reward.guard for reward in self.rewards if reward.guard is not None}
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """Names of the trained rewards that are no guards, in order."""
+        return tuple(name for name in self.trained_rewards if name not in self.guards)
+
+    @property
+    def uses_gradients(self) -> bool:
+        """Whether some steps need one gradient per reward: for the rule, or for guards."""
+        return RULES.part_of(self.balance).uses_gradients() or bool(self.guards)
+
+    @property
+    def priorities(self) -> dict[str, float]:
+        """Of the trained rewards, by name."""
+        return {reward.name: reward.priority for reward in self.rewards if not reward.held_out}
 
     @property
     def watched_rewards(self) -> dict[str, WatchConfig]:

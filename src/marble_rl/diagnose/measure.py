@@ -94,7 +94,7 @@ def measure(
     stage = GradientStage(model, policy, loss, micro_batch)
     with restoring(checkpoint, run):
         rule.load_state_dict(checkpoint.state["balancer"])
-        updater.load_optimizer_tensors(checkpoint.optimizer)
+        updater.load_optimizer_tensors(checkpoint.moments)
         stage.scale.load_state_dict(checkpoint.state.get("scale", {}))
         micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
     samples: list[Sample] = []

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.gradients.fused import ColumnSums
 from marble_rl.losses.base import Loss, Noised
@@ -128,7 +127,7 @@ def describe(estimated: Estimate, config: RunConfig, device: torch.device) -> li
 
 def _per_reward(config: RunConfig) -> bool:
     """Whether some steps take one gradient per reward."""
-    return RULES.part_of(config.balance).uses_gradients()
+    return config.uses_gradients
 
 
 def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimate:

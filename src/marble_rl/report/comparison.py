@@ -9,11 +9,11 @@ import yaml
 
 from marble_rl.charts.style import PALETTE
 from marble_rl.compare.jobs import JOBS
+from marble_rl.compare.shares import MEAN, WORST
 from marble_rl.compare.statistics import COMPOSITE
-from marble_rl.compare.table import COMPARISON, Comparison
-from marble_rl.compare.writing import HARMONY
+from marble_rl.compare.table import COMPARISON, Comparison, Row
+from marble_rl.compare.writing import HARMONY, share_notes
 from marble_rl.errors import InputError
-from marble_rl.intervals import Interval
 from marble_rl.report.charts import Chart, forest
 from marble_rl.report.jobs import curves, peak_memory, pictures, read_jobs, shown_methods
 from marble_rl.report.page import render
@@ -50,19 +50,18 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
     seed, prompts = pictures(jobs, shown)
     config = next((job for job in jobs if job.result.method == "marble"), jobs[0] if jobs else None)
     colour = {row.method: f"r{i % PALETTE}" for i, row in enumerate(comparison.rows)}
-    trained = [name for name in comparison.rewards if name not in comparison.held_out]
     return render(
         "comparison.html.j2",
         title=folder.resolve().name,
         heading=_heading(comparison),
         comparison=comparison,
         same=_same(comparison),
-        columns=_columns(comparison),
         best=_best(comparison),
+        share_notes=share_notes(comparison),
         verdicts=_verdicts(comparison),
         colours=colour,
         charts=_charts(comparison, colour),
-        curves=curves(jobs, shown, trained, colour),
+        curves=curves(jobs, shown, comparison.trained, colour),
         shown=shown,
         cards=shown_cards(prompts, Gallery(remarks)),
         least=least_changes(prompts),
@@ -87,11 +86,6 @@ def _same(comparison: Comparison) -> list[str]:
     return [*(["budget"] if len(budgets) == 1 else []), *(["seeds"] if len(seeds) == 1 else [])]
 
 
-def _columns(comparison: Comparison) -> list[str]:
-    """The column that decides comes first."""
-    return [COMPOSITE, *comparison.rewards]
-
-
 def _heading(comparison: Comparison) -> str:
     crashed = len(comparison.wholly_crashed)
     methods = counted(len(comparison.rows) + crashed, "method").capitalize()
@@ -101,11 +95,12 @@ def _heading(comparison: Comparison) -> str:
 
 def _best(comparison: Comparison) -> dict[str, float]:
     """The highest mean of each column."""
-    return {name: max(row.figures[name].mean for row in comparison.rows) for name in comparison.columns}
+    rows = comparison.rows
+    return {n: max(row.figures[n].mean for row in rows if n in row.figures) for n in comparison.columns}
 
 
 def _verdicts(comparison: Comparison) -> list[Verdict]:
-    """Each method against the one compared with. The composite decides; rewards that go another way are named."""
+    """Each method against the one compared with: by the worst share where both have one, else by the rewards."""
     verdicts = []
     for row in comparison.rows:
         known = {name: d for name, d in row.differences.items() if name in comparison.rewards}
@@ -113,38 +108,55 @@ def _verdicts(comparison: Comparison) -> list[Verdict]:
             continue
         better = [name for name, d in known.items() if d.low > 0]
         worse = [name for name, d in known.items() if d.high < 0]
-        composite = row.differences.get(COMPOSITE)
-        answer, text = _by_composite(composite, partly=bool(better))
+        answer = _by_rewards(better, worse, comparison.trained)
+        texts = [f"{word} {listed(names)}" for word, names in (("better on", better), ("worse on", worse)) if names]
+        if WORST in row.differences and row.differences[WORST].n != 1:
+            answer, text = _by_worst_share(row, answer)
+            texts = [text, *texts]
+        elif not texts:
+            texts = ["no reward differs beyond its interval"]
         shared_seeds = next(iter(known.values())).n or len(row.seeds)
-        if shared_seeds == 1 and composite is not None:
-            answer, text = "unknown", f"{text}, in one training of each: others may differ"
-        parts = {"better on": better, "worse on": worse}
-        text = "; ".join([text, *(f"{word} {listed(names)}" for word, names in parts.items() if names)]) + "."
-        figures = (
-            [] if composite is None else [f"composite {number(composite.mean, signed=True)} ({interval(composite)})"]
-        )
-        only = ": the interval is over its prompts" if shared_seeds == 1 else ""
-        figures.append(f"{counted(shared_seeds, 'seed')}{only}")
-        verdicts.append(Verdict(f"Is {row.method} better than {comparison.against}?", answer, text, figures))
+        if shared_seeds == 1:
+            answer, texts = "unknown", [*texts, "in one training of each: others may differ"]
+        text = "; ".join(texts)
+        figures = _figures(comparison, row, shared_seeds)
+        claim = f"Is {row.method} better than {comparison.against}?"
+        verdicts.append(Verdict(claim, answer, f"{text[0].upper()}{text[1:]}.", figures))
     return verdicts
 
 
-def _by_composite(difference: Interval | None, *, partly: bool) -> tuple[Answer, str]:
-    """``partly``: it is better on some reward, which decides nothing against a composite that is open."""
-    if difference is None:
-        return "unknown", "The composite is not known: no prompt has a score of both from some reward"
-    if difference.low > 0:
-        return "yes", "Better by the composite"
-    if difference.high < 0:
-        return "no", "Worse by the composite"
-    return "partly" if partly else "unknown", "No clear difference in the composite"
+def _by_rewards(better: list[str], worse: list[str], trained: list[str]) -> Answer:
+    """Yes: every trained reward is better, and none is worse. Never by the composite."""
+    if set(better) >= set(trained) and not worse:
+        return "yes"
+    return "partly" if better else "no" if worse else "unknown"
+
+
+def _by_worst_share(row: Row, by_rewards: Answer) -> tuple[Answer, str]:
+    """It decides where its interval leaves out 0; a mean share that is clearly lower makes a yes a partly."""
+    worst, mean = row.differences[WORST], row.differences[MEAN]
+    if worst.low > 0:
+        pays = mean.high < 0
+        return "partly" if pays else "yes", f"better by the worst share{', worse by the mean share' if pays else ''}"
+    if worst.high < 0:
+        return "no", "worse by the worst share"
+    return by_rewards, "no clear difference in the worst share"
+
+
+def _figures(comparison: Comparison, row: Row, shared_seeds: int) -> list[str]:
+    """Differences of the columns that summarise rewards, and what they rest on."""
+    summaries = [name for name in (WORST, MEAN, COMPOSITE) if name in comparison.columns and name in row.differences]
+    differences = {name: row.differences[name] for name in summaries}
+    texts = [f"{name} {number(d.mean, signed=True)} ({interval(d)})" for name, d in differences.items()]
+    only = ": the interval is over its prompts" if shared_seeds == 1 else ""
+    return [*texts, f"{counted(shared_seeds, 'seed')}{only}"]
 
 
 def _charts(comparison: Comparison, colour: dict[str, str]) -> list[Chart]:
-    """One a column, the composite first; methods in the order of the table."""
+    """One for each column; methods in the order of the table."""
     charts = []
-    for name in _columns(comparison):
-        rows = [(row.method, row.figures[name], colour[row.method]) for row in comparison.rows]
+    for name in comparison.columns:
+        rows = [(row.method, row.figures[name], colour[row.method]) for row in comparison.rows if name in row.figures]
         title = f"{name} (held out)" if name in comparison.held_out else name
         charts.append(forest(title, rows))
     return charts

@@ -18,6 +18,7 @@ from marble_rl.charts.style import CSS
 from marble_rl.config import to_yaml
 from marble_rl.report import sections
 from marble_rl.report.evaluation import prompt_cards
+from marble_rl.report.floors import floors
 from marble_rl.report.gradients import diagnosis, specialists
 from marble_rl.report.guards import guards
 from marble_rl.report.pictures import Gallery, least_changes, shown_cards, training_samples
@@ -44,6 +45,7 @@ def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | N
     gallery = Gallery(remarks)
     cards = [] if run.evaluation is None else prompt_cards(run.evaluation, RunFolder(run.folder).evaluation)
     judged = verdicts(run)
+    guarded = floors(run)
     now = time.time() if now is None else now
     return render(
         "run.html.j2",
@@ -62,6 +64,7 @@ def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | N
         least=least_changes(cards),
         samples=training_samples(run, gallery),
         measured=[
+            *([] if guarded is None else [guarded]),
             sections.coefficients(run),
             sections.harmony(run),
             sections.signal(run),
@@ -96,8 +99,8 @@ def render(template: str, **values: Any) -> str:
 
 
 def _heading(run: RunData) -> str:
-    rewards = counted(len(run.trained), "reward")
-    method = f" {RULES.part_of(run.config.balance).about}" if len(run.trained) > 1 else ""
+    rewards = counted(len(run.objectives), "reward")
+    method = f" {RULES.part_of(run.config.balance).about}" if len(run.objectives) > 1 else ""
     return f"{Path(run.config.model.path).name}, trained on {rewards}{method}"
 
 
@@ -127,7 +130,8 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     sources = [source.name for source in c.prompts.train]
     facts = [
         ("Model", c.model.path),
-        ("Trained on", ", ".join(run.trained)),
+        ("Trained on", ", ".join(run.objectives)),
+        *([("Guards", ", ".join(c.guards))] if c.guards else []),
         *([("Held out", ", ".join(run.held_out))] if run.held_out else []),
         ("Prompts", listed(sources)),
         ("Steps", f"{run.steps_done} of {c.trainer.steps}"),

@@ -61,6 +61,11 @@ class RunData:
         return self.config.trained_rewards
 
     @property
+    def objectives(self) -> tuple[str, ...]:
+        """Trained rewards that are to rise; the others are guards."""
+        return self.config.objectives
+
+    @property
     def held_out(self) -> tuple[str, ...]:
         return tuple(reward.name for reward in self.config.rewards if reward.held_out)
 

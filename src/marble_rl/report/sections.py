@@ -95,7 +95,7 @@ def coefficients(run: RunData) -> Section:
     charts = []
     shares = run.by_reward("alpha_bar")
     if shares:
-        equal = Reference(1 / len(run.trained), "equal shares")
+        equal = Reference(1 / len(run.objectives), "equal shares")
         charts.append(
             line_chart(
                 "Smoothed coefficients",
@@ -190,8 +190,7 @@ def signal(run: RunData) -> Section:
 
 
 def _unless_marble(run: RunData, why: str) -> str:
-    refreshes = RULES.part_of(run.config.balance).uses_gradients()
-    return "No refresh was logged yet." if refreshes and not run.lines else why
+    return "No refresh was logged yet." if run.config.uses_gradients and not run.lines else why
 
 
 def _both(run: RunData, key: str) -> list[Line]:

@@ -19,6 +19,7 @@ STAGES = {
     "update": "update",
     "evaluate": "evaluation",
     "checkpoint": "checkpoint",
+    "base_images": "base model's images",
 }
 """`time/<stage>` that add up to a step; `time/scoring` runs beside them."""
 STEP = ("rollout", "rewards", "gradients", "coefficients", "update")

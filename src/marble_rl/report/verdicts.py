@@ -9,9 +9,9 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Literal
 
-from marble_rl.balancing.registry import RULES
 from marble_rl.diagnose.record import Diagnosis
 from marble_rl.intervals import Interval
+from marble_rl.report.floors import BELOW, lines_without_direction, recent_rates
 from marble_rl.report.guards import guards
 from marble_rl.report.run_data import RunData
 from marble_rl.report.statistics import LEAST_REFRESHES, LEAST_STEPS, mean_interval, rise
@@ -37,9 +37,11 @@ class Verdict:
 
 def verdicts(run: RunData) -> list[Verdict]:
     answers = [rewards_rise(run)]
+    if run.config.guards:
+        answers.append(floors_hold(run))
     if run.held_out:
         answers.append(held_out_rewards_follow(run))
-    if RULES.part_of(run.config.balance).uses_gradients():
+    if run.config.uses_gradients:
         answers += [serves_every_reward(run), better_than_weighted_sum(run), enough_signal(run)]
     if run.diagnosis is not None:
         answers.append(fewer_conflicts(run.diagnosis))
@@ -48,14 +50,14 @@ def verdicts(run: RunData) -> list[Verdict]:
 
 def rewards_rise(run: RunData) -> Verdict:
     """On held-out prompts where the run was evaluated, else on its training prompts."""
-    claim = "Does every trained reward rise?"
+    claim = "Does every trained reward rise?" if not run.config.guards else "Does every objective rise?"
     evaluation = run.evaluation
     if evaluation is not None and evaluation.differences:
-        changes = {name: d for name, d in evaluation.differences.items() if name in run.trained}
+        changes = {name: d for name, d in evaluation.differences.items() if name in run.objectives}
         prompts = "held-out prompts" if run.config.prompts.heldout else "the training prompts"
         where = f"On {prompts}, {evaluation.after} weights against {evaluation.before}"
     else:
-        curves = {name: rise(series.values) for name, series in run.by_reward("reward").items()}
+        curves = {name: rise(series.values) for name, series in run.by_reward("reward", run.objectives).items()}
         changes = {name: d for name, d in curves.items() if d is not None}
         where = "On training prompts, the last third of the steps against the first tenth"
     if not changes:
@@ -68,15 +70,38 @@ def rewards_rise(run: RunData) -> Verdict:
         )
     up = [name for name, d in changes.items() if d.low > 0]
     down = [name for name, d in changes.items() if d.high < 0]
-    unclear = [name for name in run.trained if name not in up and name not in down]
-    if len(up) == len(run.trained):
+    unclear = [name for name in run.objectives if name not in up and name not in down]
+    if len(up) == len(run.objectives):
         text = f"all {count_word(len(up))} rose" if len(up) > 1 else f"{up[0]} rose"
     else:
         parts = {"rose": up, "fell": down, "did not clearly change": unclear}
         text = "; ".join(f"{listed(names)} {verb}" for verb, names in parts.items() if names)
-    answer: Answer = "yes" if len(up) == len(run.trained) else "partly" if up else "no" if down else "unknown"
+    answer: Answer = "yes" if len(up) == len(run.objectives) else "partly" if up else "no" if down else "unknown"
     figures = [f"{name} {number(d.mean, signed=True)} ({interval(d)})" for name, d in changes.items()]
     return Verdict(claim, answer, f"{where}: {text}.", figures)
+
+
+def floors_hold(run: RunData) -> Verdict:
+    """The mean rate over the last third of the steps: above 0 a guard is below its floor, in units of its band."""
+    claim = "Does every guard hold its floor?"
+    rates = recent_rates(run)
+    missing = [name for name in run.config.guards if name not in rates]
+    if not rates:
+        return Verdict(claim, "unknown", "Not known: no guard was measured yet.")
+    below = [name for name, rate in rates.items() if rate > BELOW]
+    levels = {name: run.series(f"floor/{name}/level").values[-1] for name in rates}
+    figures = [
+        f"{name} {number(level, signed=True)} against the base model, floor {number(guard.floor, signed=True)}"
+        for name, level in levels.items()
+        for guard in (run.config.guards[name],)
+    ]
+    text = f"{listed(below)} stood below the floor in the last third of the steps." if below else "All of them hold it."
+    short = lines_without_direction(run)
+    if short:
+        text += f" In {short} of {counted(len(run.lines), 'step')} no direction satisfied all floors: lower one."
+    if missing:
+        text += f" Of {listed(missing)} nothing was measured."
+    return Verdict(claim, "no" if below else "partly" if missing else "yes", text, figures)
 
 
 def held_out_rewards_follow(run: RunData) -> Verdict:

@@ -29,6 +29,8 @@ from marble_rl.storage import file_digest, save_safetensors, storage_errors, syn
 FORMAT = 1
 MANIFEST = "manifest.json"
 TENSORS = ("adapters", "optimizer")
+RULE = "balancer/"
+"""Prefix of the balancing rule's tensors, which are in the optimizer's file."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,16 @@ class Checkpoint:
     """Small JSON values, such as the coefficients and the signal"""
     made_by: str | None = None
     """Version of marble that wrote it, if the manifest names one"""
+
+    @property
+    def moments(self) -> dict[str, Tensor]:
+        """State of the optimizer alone."""
+        return {name: tensor for name, tensor in self.optimizer.items() if not name.startswith(RULE)}
+
+    @property
+    def of_the_rule(self) -> dict[str, Tensor]:
+        """Tensors of the balancing rule, such as momenta, by the rule's own names."""
+        return {name.removeprefix(RULE): x for name, x in self.optimizer.items() if name.startswith(RULE)}
 
     def adapter(self, name: str) -> dict[str, Tensor]:
         """Tensors of one adapter, by parameter name."""

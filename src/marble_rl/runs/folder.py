@@ -1,6 +1,7 @@
 """A run's folder: its files, the lock that keeps other runs out, and the check whether a run may continue in it.
 
 config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  diagnosis/  trackers.json
+base_scores.json
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ FREE_KEYS = ("trainer.steps", "prompts.heldout*", *WITHOUT_EFFECT)
 CHANGEABLE_KEYS = (
     "rewards.*.clip*",
     "rewards.*.schedule*",
+    "rewards.*.guard.floor",
+    "rewards.*.guard.band",
     "rewards.*.batch_size",
     "rewards.*.precision",
     "model.dtype",
@@ -41,8 +44,8 @@ CHANGEABLE_KEYS = (
     "model.gradient_checkpointing",
     "model.decoding",
 )
-"""Keys of the `IDENTITY` sections that may change on `--resume`: bounds on a reward that was exploited, and settings
-that help against an out-of-memory error."""
+"""Keys of the `IDENTITY` sections that may change on `--resume`: bounds on a reward that was exploited, floors of
+guards, and settings that help against an out-of-memory error."""
 LOCK = ".lock"
 """File that is locked while a process trains in the folder; contains the host name of the process."""
 
@@ -59,6 +62,7 @@ class RunFolder:
         self.lora = path / "lora"
         self.evaluation = path / "evaluation"
         self.diagnosis = path / "diagnosis"
+        self.base_scores = path / "base_scores.json"
 
     @property
     def exists(self) -> bool:

@@ -102,6 +102,10 @@ class Display:
         """Move the progress bar to a ``fraction`` (0 to 1) of a step."""
         self.progress.update(self._task, completed=step + 0.98 * fraction)
 
+    def count(self, done: int, total: int) -> None:
+        """Show how much of the current stage is done."""
+        self.progress.update(self._task, description=f"{self.current_stage} {done}/{total}")
+
     def take_times(self) -> Metrics:
         """Seconds spent in each stage since the last call."""
         times, self._stage_seconds = self._stage_seconds, {}

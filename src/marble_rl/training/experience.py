@@ -7,7 +7,7 @@ may need the whole rollout.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from marble_rl.models.lora import LoraPolicy
 from marble_rl.rollout.rollout import roll_out
 from marble_rl.runs.inputs import RunInputs
 from marble_rl.runs.log import Display
+from marble_rl.training.base_images import BaseImages, Reading
 from marble_rl.training.metrics import reward_metrics
 from marble_rl.types import Group, Metrics, RewardTable, Rollout
 
@@ -38,6 +39,8 @@ class Experience:
     """[N] number of a sample's advantages that the clamp changed"""
     watched: Metrics
     """Mean of each watched reward"""
+    readings: dict[str, Reading] = field(default_factory=dict)
+    """By guard, its scores against the base model's"""
 
     @property
     def means(self) -> dict[str, float]:
@@ -57,7 +60,10 @@ class ExperienceSource:
         policy: LoraPolicy,
         prompts: PromptCache,
         world: World,
+        base: BaseImages | None = None,
     ) -> None:
+        """``base``: without it guards are not read."""
+        self._base = base
         self._config = config
         self._inputs = inputs
         self._model = model
@@ -80,7 +86,8 @@ class ExperienceSource:
         clip = c.loss.adv_clip
         scored = Scored(clipped, group_ids, raw.clamp(-clip, clip), c.advantages.std, clip)
         watched = reward_metrics(all_scores.columns(self._watched), "watch")
-        return Experience(rollout, scored, unclipped, (raw.abs() > clip).sum(dim=1), watched)
+        readings = {} if self._base is None else self._base.read(unclipped, drawn, display)
+        return Experience(rollout, scored, unclipped, (raw.abs() > clip).sum(dim=1), watched, readings)
 
     def _sample_and_score(
         self, index: int, step: int, drawn: tuple[Group, ...], display: Display

@@ -5,7 +5,7 @@ losses -> gradients -> coefficients -> update
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from marble_rl.advantages import Scored
-from marble_rl.balancing.base import weight_vector
+from marble_rl.balancing.base import Guarding, Weighing, weight_vector
 from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, NonFiniteGradient
-from marble_rl.gradients.accumulate import FusedMismatch
+from marble_rl.gradients.accumulate import FusedMismatch, RewardGradients
 from marble_rl.gradients.metric import Metric
 from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
-from marble_rl.runs.checkpoint import Checkpoint
+from marble_rl.runs.checkpoint import RULE, Checkpoint
 from marble_rl.runs.log import Display
 from marble_rl.storage import save_safetensors, storage_errors
 from marble_rl.training.batch import TrainingBatch
@@ -72,7 +72,13 @@ class Learner:
         self.world = world
         self.names = config.trained_rewards
         self.rule = RULES.part_of(config.balance)(
-            config.balance, self.names, adv_clip=config.loss.adv_clip, seed=config.trainer.seed
+            config.balance,
+            self.names,
+            adv_clip=config.loss.adv_clip,
+            seed=config.trainer.seed,
+            priorities=config.priorities,
+            rewards_off=config.rewards_off,
+            guards=tuple(config.guards),
         )
         self.loss = LOSSES.part_of(config.loss)(config.loss)
         self.signal = Signal.unknown(len(self.names))
@@ -86,14 +92,22 @@ class Learner:
         self._say = say
         self._fused_verified = False
 
-    def propose(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> Proposal:
-        """Compute an update. ``rows``: rows of the batch's samples in ``scored``. Raises NonFiniteGradient.
+    def propose(
+        self,
+        batch: TrainingBatch,
+        scored: Scored,
+        rows: range,
+        display: Display,
+        rates: Mapping[str, float] | None = None,
+    ) -> Proposal:
+        """Compute an update. ``rows``: rows of the batch's samples in ``scored``. ``rates``: by guard, how it may
+        change (floors.py). Raises NonFiniteGradient.
 
         Weights, optimizer, rule and signal stay as they are. Only the loss scale and the micro-batch size may be
         lowered, after an overflow or an out-of-memory error.
         """
         if self.rule.needs_gradients(self.step):
-            return self._balanced(batch, scored, rows, display)
+            return self._balanced(batch, scored, rows, display, rates)
         return self._combined(batch, scored, rows, display)
 
     def apply(self, proposal: Proposal, last_of_rollout: bool) -> Metrics:
@@ -119,21 +133,34 @@ class Learner:
         figures = self._loss_figures(loss, result, combination.coefficients)
         return Proposal(result.gradients.shared, loss, figures, combination.state, self.signal)
 
-    def _balanced(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> Proposal:
+    def _balanced(
+        self,
+        batch: TrainingBatch,
+        scored: Scored,
+        rows: range,
+        display: Display,
+        rates: Mapping[str, float] | None,
+    ) -> Proposal:
         """A refresh: one gradient per reward, weighted into one (docs/method.md, section 3, steps 2-6)."""
         k = len(self.names)
         result = self._reward_gradients(batch, scored, rows, display)
         gradients = result.gradients
         with display.stage("coefficients"):
-            weighing = self.rule.weigh(self.step, gradients.first(k))
+            weighing = self._weighing(gradients.first(k), rates)
             signal = self.signal
             if gradients.half_gram is not None:
                 signal = signal.after(gradients.gram[:k, :k].cpu(), gradients.half_gram[:, :, :k, :k].cpu())
-            figures = refresh_metrics(self.names, gradients, weighing, signal, self.rule.weights_for)
+            rule = weighing.for_half or self.rule.weights_for
+            figures = refresh_metrics(self.names, gradients, weighing, signal, rule)
         gradient = weighing.weights.to(gradients.g) @ gradients.g[:k] + gradients.shared
         loss = result.base + float(weighing.weights @ result.slopes[:k])
         figures = {**self._loss_figures(loss, result, weighing.coefficients), **figures}
         return Proposal(gradient, loss, figures, weighing.state, signal)
+
+    def _weighing(self, gradients: RewardGradients, rates: Mapping[str, float] | None) -> Weighing:
+        if self.config.guards and isinstance(self.rule, Guarding):
+            return self.rule.weigh(self.step, gradients, rates)
+        return self.rule.weigh(self.step, gradients)
 
     def _reward_gradients(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> PolicyGradients:
         """Gradients of the K rewards and, as the last column, of the weighted-sum probe."""
@@ -211,13 +238,15 @@ class Learner:
             "micro_batch": self.micro_batch.state_dict(),
             **others,
         }
-        return Checkpoint(self.step, adapters, self.updater.optimizer_tensors(), state)
+        momenta = {f"{RULE}{name}": tensor for name, tensor in self.rule.tensors().items()}
+        return Checkpoint(self.step, adapters, {**self.updater.optimizer_tensors(), **momenta}, state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.step = checkpoint.step
         for adapter in ADAPTERS:
             self.policy.load_tensors(adapter, checkpoint.adapter(adapter))
-        self.updater.load_optimizer_tensors(checkpoint.optimizer)
+        self.updater.load_optimizer_tensors(checkpoint.moments)
+        self.rule.load_tensors(checkpoint.of_the_rule)
         self.rule.load_state_dict(checkpoint.state["balancer"])
         self.signal = Signal.from_state(checkpoint.state["signal"])
         self.scale.load_state_dict(checkpoint.state.get("scale", {}))

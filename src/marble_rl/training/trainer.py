@@ -26,8 +26,10 @@ from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.journal import Journal, tracker_settings
 from marble_rl.runs.trackers import check_trackers
 from marble_rl.storage import storage_errors
+from marble_rl.training.base_images import BaseImages
 from marble_rl.training.batch import training_batch
 from marble_rl.training.experience import Experience, ExperienceSource
+from marble_rl.training.floors import Floors
 from marble_rl.training.learner import Learner
 from marble_rl.training.metrics import clip_metrics, reward_metrics
 from marble_rl.training.sharding import check_sharding, load_base, parameter_counts
@@ -56,6 +58,7 @@ class Trainer:
     _source: ExperienceSource
     _learner: Learner
     _watches: Watches
+    _floors: Floors
     _journal: Journal
     _experience: Experience | None = None
     """The rollout that the next update trains on; None: sample a new one."""
@@ -138,13 +141,15 @@ class Trainer:
         experience, rollout = self._experience, self._experience.rollout
 
         batch = training_batch(rollout, update, learner.loss, seed=c.trainer.seed, step=step)
-        proposal = learner.propose(batch, experience.scored, rollout.table_rows(update), display)
+        levels = self._floors.after(experience.readings)
+        proposal = learner.propose(batch, experience.scored, rollout.table_rows(update), display, levels.rates)
 
         rows = rollout.table_rows(update, all_ranks=True)
         metrics = {
             **reward_metrics(experience.unclipped.rows(rows)),
             **clip_metrics(experience.unclipped.rows(rows), experience.scored.table.rows(rows)),
             **proposal.figures,
+            **levels.figures,
             "guard/clamped": float(experience.clamped[rows].sum()),
         }
         last_of_rollout = update + 1 == c.rollout.updates
@@ -155,6 +160,9 @@ class Trainer:
             self._experience = None
             alarms = self._watches.observe(experience.means)
             metrics |= experience.watched | self._watches.figures(alarms)
+            message = self._floors.commit(levels, metrics)
+            if message is not None:
+                self._say(f"warning after step {self.step}: {message}")
         try:
             with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
                 metrics |= self._evaluate_if_due()
@@ -219,13 +227,19 @@ class Trainer:
         for remark in remarks:
             self._say(remark)
         self._prompt_cache = PromptCache(self._model)
-        self._source = ExperienceSource(c, self._inputs, self._model, policy, self._prompt_cache, self.world)
+        base = BaseImages(
+            c, scorer, self._model, policy, self._prompt_cache, self.world, self.folder.base_scores, self._say
+        )
+        self._source = ExperienceSource(c, self._inputs, self._model, policy, self._prompt_cache, self.world, base)
         self._learner = Learner(c, self._model, policy, self.world, self.folder.path, self._say)
         self._watches = Watches(c)
+        self._floors = Floors(c.guards)
         if checkpoint:
             with restoring(checkpoint, self.folder.path):
                 self._learner.restore(checkpoint)
                 self._watches.load_state_dict(checkpoint.state.get("watches", {}))
+                if c.guards:
+                    self._floors.load_state_dict(checkpoint.state["floors"])
         self._journal = Journal(c, self.folder, self.world, scorer, self._device, self.console, self.step)
 
     def _save(self) -> None:
@@ -236,7 +250,8 @@ class Trainer:
 
     def _write_checkpoint(self) -> None:
         if self.world.first and self._learner.updater.intact:
-            state = self._learner.checkpoint(watches=self._watches.state_dict())
+            floors = {"floors": self._floors.state_dict()} if self.config.guards else {}
+            state = self._learner.checkpoint(watches=self._watches.state_dict(), **floors)
             save_checkpoint(self.folder.checkpoints, state, self.config.trainer.keep_checkpoints)
 
     def _save_before_stopping(self, stop: RunStopped) -> None:

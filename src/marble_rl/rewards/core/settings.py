@@ -18,6 +18,20 @@ class WatchConfig(Section):
     """Rollouts in a window. The mean of the newest window is compared with the highest mean of an earlier one."""
 
 
+class GuardConfig(Section):
+    """Keep a reward above a floor instead of raising it (docs/guards.md)."""
+
+    floor: float = 0.0
+    """Lowest level that is allowed, relative to the mean score of the model without adapter on the same prompts, in the
+    reward's units with higher as better. 0: it must not fall; -0.05: it may fall by 0.05."""
+    band: PositiveFloat | None = None
+    """How far above the floor the guard begins to act. null: half of the std of the base model's scores within a
+    prompt."""
+    base_images: Annotated[int, Field(ge=2)] = 2
+    """Images of the model without adapter for each prompt, sampled and scored once. The largest number of all guards
+    counts."""
+
+
 class RewardChoice(Section):
     """Which reward, and its parameters."""
 
@@ -45,6 +59,12 @@ class RewardConfig(RewardChoice):
     """Its name in metrics, tables and elsewhere in this config."""
     held_out: bool = False
     """Evaluation-only: scored in evaluations, never trained on."""
+    priority: PositiveFloat = 1.0
+    """How much it counts beside the others, for rules that know priorities (`balance.type: fair`); only ratios matter.
+    It is not a weight: the scale of the reward does not come into it."""
+    guard: GuardConfig | None = None
+    """Not an objective but a guard: it must not fall below a floor, and asks for nothing more (`balance.type: fair` or
+    `fixed`). `{}`: it must not fall below the model without adapter. null: an objective."""
     optional: bool = False
     """Only for evaluation-only rewards: go on without it where it cannot be loaded (a package is missing, say)."""
     watch: WatchConfig | None = None

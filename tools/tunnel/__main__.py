@@ -1,0 +1,99 @@
+"""Compare balancing rules in the wind tunnel.
+
+python -m tools.tunnel                                                 # the usual rules, all regimes, 20 seeds
+python -m tools.tunnel --rules gdpo,fair,fair:momentum=0.98 --regimes rare,opposed --seeds 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from marble_rl.errors import InputError, require_name
+from tools.tunnel.results import ALONE, Job, Results, rows
+from tools.tunnel.rules import section_of
+from tools.tunnel.training import Outcome, run
+from tools.tunnel.world import REGIMES
+
+USUAL = "weighted_sum,gdpo,uniform,unit_mean,marble,fair"
+
+
+def trained(job: Job) -> tuple[Job, Outcome]:
+    return job, run(job.section, job.regime, job.seed)
+
+
+def jobs_for(rules: list[str], regimes: list[str], seeds: list[int]) -> list[Job]:
+    """Seed by seed, so that an interrupted run has complete seeds."""
+    return [
+        Job(regime, rule, seed)
+        for seed in seeds
+        for regime in regimes
+        for rule in (*(ALONE + reward.name for reward in REGIMES[regime].rewards), *rules)
+    ]
+
+
+def show(results: Results, rules: list[str], regimes: list[str], seeds: list[int], console: Console) -> None:
+    for name in regimes:
+        table = Table(title=f"{name}: {REGIMES[name].about} ({len(seeds)} seeds)", title_justify="left")
+        for column in ("rule", "worst share", "mean share", "shares", "length"):
+            table.add_column(column)
+        for row in rows(results, name, rules, seeds):
+            table.add_row(
+                row.rule,
+                f"{row.worst.mean:+.2f} ({row.worst.low:+.2f} to {row.worst.high:+.2f})",
+                f"{row.mean.mean:+.2f} ({row.mean.low:+.2f} to {row.mean.high:+.2f})",
+                " ".join(f"{reward} {share:.2f}" for reward, share in row.shares.items()),
+                f"{row.length:.4f}",
+            )
+        console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rules", default=USUAL, help="names with commas between them; settings after a colon")
+    parser.add_argument("--regimes", default=",".join(REGIMES), help=f"of {', '.join(REGIMES)}")
+    parser.add_argument("--seeds", type=int, default=20, help="trainings of each rule in each regime (default: 20)")
+    parser.add_argument("--first-seed", type=int, default=0, help="first of the seeds (default: 0)")
+    parser.add_argument("--out", type=Path, default=Path("runs/tunnel"), help="folder of the results; resumes there")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
+    given = parser.parse_args()
+    rules, regimes = _names(given.rules), given.regimes.split(",")
+    seeds = list(range(given.first_seed, given.first_seed + given.seeds))
+    try:
+        for rule in rules:
+            section_of(rule)
+        for regime in regimes:
+            require_name(regime, list(REGIMES), "--regimes")
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    console = Console(width=200)
+    results = Results(given.out)
+    missing = results.missing(jobs_for(rules, regimes, seeds))
+    with ProcessPoolExecutor(given.jobs) as pool:
+        running = [pool.submit(trained, job) for job in missing]
+        for future in track(as_completed(running), "training", total=len(running), console=Console(stderr=True)):
+            results.add(*future.result())
+    show(results, rules, regimes, seeds, console)
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    """Split at commas, except those between the settings of a rule."""
+    names: list[str] = []
+    for part in text.split(","):
+        if "=" in part and ":" not in part and names:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())
