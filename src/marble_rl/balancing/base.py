@@ -132,6 +132,11 @@ class Balancer(ABC):
         return issubclass(cls.Settings, GradientSettings)
 
     @classmethod
+    def buffers(cls, rewards: Sequence[str], guards: Sequence[str]) -> int:
+        """How many tensors of the adapter's size the rule keeps between steps."""
+        return 0
+
+    @classmethod
     def sum_weights(cls, settings: Any) -> Mapping[str, float]:
         """Weights, by reward name, of the weighted-sum probe that the rule is compared with; 1 where not given."""
         return settings.probe_weights if cls.uses_gradients() else {}

@@ -55,6 +55,10 @@ class Fair(Guarding):
     def check(cls, settings: Any, rewards: Sequence[str]) -> None:
         check_weights(settings.probe_weights, rewards, "balance.probe_weights")
 
+    @classmethod
+    def buffers(cls, rewards: Sequence[str], guards: Sequence[str]) -> int:
+        return len(rewards)
+
     def needs_gradients(self, step: int) -> bool:
         return True
 

@@ -82,6 +82,10 @@ class Fixed(Scheduled, Guarding):
     def coefficients(self, step: int) -> Tensor:
         return self._coefficients
 
+    @classmethod
+    def buffers(cls, rewards: Sequence[str], guards: Sequence[str]) -> int:
+        return len(rewards) if guards else 0
+
     def needs_gradients(self, step: int) -> bool:
         return bool(self.guards)
 

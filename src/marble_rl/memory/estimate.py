@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.gradients.fused import ColumnSums
 from marble_rl.losses.base import Loss, Noised
@@ -46,6 +47,8 @@ class Estimate:
     gradient_buffer: int
     """One row for each reward, the probe and the shared part, for both halves of the batch; a single row if the
     balancing rule needs no gradient per reward"""
+    rule: int
+    """What the balancing rule keeps, such as one momentum per reward"""
     sampling: int
     """Peak of a forward pass over ``rollout.batch_size`` images"""
     decoding: int
@@ -67,7 +70,7 @@ class Estimate:
     @property
     def resident(self) -> int:
         """On the device throughout the run."""
-        return sum(self.weights[part] for part in ("transformer", "vae", "adapter"))
+        return sum(self.weights[part] for part in ("transformer", "vae", "adapter")) + self.rule
 
     @property
     def stages(self) -> dict[str, int]:
@@ -90,7 +93,7 @@ class Estimate:
         return {**parts, **sizes, "stages": self.stages, "peak": self.peak}
 
 
-ESTIMATED = ("gradient_buffer", "sampling", "decoding", "training", "training_checkpointed", "rollout", "images")
+ESTIMATED = ("gradient_buffer", "rule", "sampling", "decoding", "training", "training_checkpointed", "rollout", "images")
 
 
 def describe(estimated: Estimate, config: RunConfig, device: torch.device) -> list[str]:
@@ -108,6 +111,8 @@ def describe(estimated: Estimate, config: RunConfig, device: torch.device) -> li
         row(part, estimated.weights[part], f"{count / 1e6:,.3f} M parameters{note}")
     rows = "a row for each reward and two more, for two halves of a batch" if _per_reward(config) else "a single row"
     row("gradient buffer", estimated.gradient_buffer, rows)
+    if estimated.rule:
+        row("balancing rule", estimated.rule, "one momentum per reward")
     row("latents and prompts of a rollout", estimated.rollout)
     row("images of a rollout", estimated.images, "in the CPU's memory")
     row("pass of sampling", estimated.sampling, f"{config.rollout.images_at_once} at a time (rollout.batch_size)")
@@ -161,6 +166,7 @@ def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimat
         parameters={**parameters, "adapter": adapter},
         weights={**held, "adapter": (3 + 2) * adapter * FLOAT},
         gradient_buffer=(HALVES * (columns + 1) if columns else 1) * adapter * FLOAT,
+        rule=RULES.part_of(config.balance).buffers(config.trained_rewards, list(config.guards)) * adapter * FLOAT,
         sampling=sampling,
         decoding=decoding,
         training=training[0],
