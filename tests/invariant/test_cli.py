@@ -78,7 +78,14 @@ def test_public_names() -> None:
         _ = marble_rl.nothing_here
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+VARIANTS = ("mini-conflict", "mini-large", "mini-rare", "mini-study")
+"""Configs of the study: mini.yaml with small changes."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, id=p.name, marks=[pytest.mark.full] if p.stem in VARIANTS else []) for p in CONFIGS],
+)
 def test_each_shipped_config_loads(path: Path) -> None:
     from marble_rl import load_config
 

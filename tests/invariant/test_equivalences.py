@@ -104,6 +104,7 @@ BALANCES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.full
 def test_every_balance_trains_and_differs(tiny_sd3: Path, tmp_path: Path) -> None:
     """One code path, different settings: each runs to the end, and no two give the same weights."""
     results = {}

@@ -77,6 +77,7 @@ def plain_diffusers(model: Path, lora: Path | str, out: Path) -> dict[str, np.nd
     return dict(np.load(out))
 
 
+@pytest.mark.full
 def test_plain_diffusers_reproduces_our_samples(run: Path, tiny_sd3: Path, tmp_path: Path) -> None:
     from marble_rl.inference.opening import open_target
     from marble_rl.models.base import PromptCache

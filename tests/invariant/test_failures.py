@@ -123,7 +123,7 @@ def test_a_step_that_failed_before_its_update_has_moved_nothing(
     assert lora_bytes(tmp_path / "run") == lora_bytes(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("call", [3, 4])
+@pytest.mark.parametrize("call", [3, pytest.param(4, marks=pytest.mark.full)])
 def test_an_update_left_half_made_is_not_saved(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
@@ -183,6 +183,7 @@ def test_an_evaluation_that_fails_unforeseen_asks_nothing_of_other_processes(
     assert before == [world.exchanges]
 
 
+@pytest.mark.full
 def test_full_disk_during_a_checkpoint(tiny_sd3: Path, tmp_path: Path) -> None:
     """The limit on file sizes stands in for the end of the disk: the first checkpoint fits, the second does not."""
     run = tmp_path / "run"

@@ -21,7 +21,7 @@ def config(path: Path, model: Path, rewards: list[dict[str, Any]], kind: str = "
     return write_config(path, model, rewards=rewards, balance={"type": kind}, **changes)
 
 
-@pytest.fixture(scope="module", params=["fair", "fixed"])
+@pytest.fixture(scope="module", params=["fair", pytest.param("fixed", marks=pytest.mark.full)])
 def guarded(request: pytest.FixtureRequest, tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run: two updates in each of four rollouts, a checkpoint in the middle of one."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -91,7 +91,7 @@ def test_another_floor_is_accepted_on_resume_and_another_guard_is_not(guarded: P
     assert "rewards.3.guard" in refused.err
 
 
-@pytest.mark.parametrize("kind", ["fair", "fixed"])
+@pytest.mark.parametrize("kind", ["fair", pytest.param("fixed", marks=pytest.mark.full)])
 def test_far_above_its_floor_a_guard_changes_nothing(tiny_sd3: Path, tmp_path: Path, kind: str) -> None:
     """As if it were held out; `fixed` takes another path to the same gradient, so up to rounding."""
     free = [BRIGHT, SMALL, {**DARK, "guard": {"floor": -9.0}}]

@@ -56,6 +56,7 @@ def test_a_reward_that_is_off_is_not_scored(tiny_sd3: Path, tmp_path: Path) -> N
     assert "reward/bright" not in metrics(tmp_path / "run")[-1]
 
 
+@pytest.mark.full
 def test_a_watched_reward_stops_the_run_or_warns(tiny_sd3: Path, tmp_path: Path) -> None:
     """Held out is the opposite of what is trained, so it falls as that rises."""
     held = {"name": "dark", "type": "rewards_for_tests:darkness", "held_out": True}

@@ -34,6 +34,7 @@ def test_every_reward_is_trained_on_its_own_prompts(run: Path) -> None:
     assert all(f"alpha_bar/{name}" in first for name in TRAINED)
 
 
+@pytest.mark.full
 def test_resumed_is_uninterrupted(run: Path, tmp_path: Path) -> None:
     train(CONFIG, tmp_path / "run", *SHORT, "--set", "trainer.steps=2")
     train(CONFIG, tmp_path / "run", *SHORT, "--resume")

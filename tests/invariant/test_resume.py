@@ -35,6 +35,7 @@ def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.full
 def test_killed_three_times(whole: Path, config_file: Path, tmp_path: Path) -> None:
     run, dice = tmp_path / "run", random.Random(7)
     for reached in (1, 4, 6):
@@ -50,7 +51,7 @@ def test_killed_three_times(whole: Path, config_file: Path, tmp_path: Path) -> N
     assert metrics(run) == metrics(whole)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_stopped_by_signal(whole: Path, config_file: Path, tmp_path: Path, signum: signal.Signals) -> None:
     run = tmp_path / "run"
     process = start("train", config_file, "--out", run)
@@ -175,6 +176,7 @@ def test_second_run_into_the_same_folder_is_refused(whole: Path, config_file: Pa
     assert lora_bytes(whole) == before
 
 
+@pytest.mark.full
 def test_two_processes_in_one_folder(config_file: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = start("train", config_file, "--out", run, "--set", "trainer.steps=500")

@@ -57,7 +57,12 @@ def test_parameters_and_weights_are_those_of_the_loaded_model(family: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("dtype", "checkpointing", "kl_weight"), [("float32", False, 0.1), ("float32", False, 0.0), ("bfloat16", True, 0.1)]
+    ("dtype", "checkpointing", "kl_weight"),
+    [
+        ("float32", False, 0.1),
+        pytest.param("float32", False, 0.0, marks=pytest.mark.full),
+        pytest.param("bfloat16", True, 0.1, marks=pytest.mark.full),
+    ],
 )
 def test_passes_take_what_they_really_take(
     tiny_sd3: Path, tmp_path: Path, dtype: str, checkpointing: bool, kl_weight: float

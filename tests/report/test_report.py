@@ -486,6 +486,7 @@ def test_a_watched_comparison_is_built_again_when_a_job_is_new(
     assert built == [0, 3, 0]
 
 
+@pytest.mark.full
 def test_a_run_of_many_steps_needs_little_memory(tiny_sd3: Path, tmp_path: Path) -> None:
     """20,000 squared would be 3 GB."""
     config = load_config(write_config(tmp_path / "c.yaml", tiny_sd3, trainer={"steps": 20_000}))
@@ -506,6 +507,7 @@ def test_a_run_of_many_steps_needs_little_memory(tiny_sd3: Path, tmp_path: Path)
     assert len(charts[0].data["x"]) <= MOST_POINTS  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_a_long_run_with_many_rewards_and_pictures_stays_small(copy: Path, tiny_sd3: Path) -> None:
     names = [f"reward_with_a_long_name_{i}" for i in range(12)]
     config = write_config(

@@ -10,6 +10,8 @@ import torch
 
 from tools import gpu_check as smoke
 
+pytestmark = pytest.mark.full  # maintainers' tools, which rarely change
+
 CPU = torch.device("cpu")
 
 

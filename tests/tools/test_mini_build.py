@@ -20,6 +20,8 @@ from tools.mini.corpus import make_corpus
 from tools.mini.scenes import SOURCES
 from tools.mini.tokenizers import clip_tokenizer, t5_tokenizer, words
 
+pytestmark = pytest.mark.full  # maintainers' tools, which rarely change
+
 RECIPE = Recipe(
     autoencoder_pictures=12,
     autoencoder_steps=2,

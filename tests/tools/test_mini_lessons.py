@@ -36,6 +36,8 @@ from tools.mini.scorers import (
     with_further_flaws,
 )
 
+pytestmark = pytest.mark.full  # maintainers' tools, which rarely change
+
 PROMPTS = Path(__file__).parents[2] / "configs" / "prompts"
 TASKS = {"single_object", "two_object", "counting", "colors", "position", "color_attr"}
 

@@ -312,6 +312,7 @@ def test_the_sum_without_scales_takes_every_reward_as_published() -> None:
     assert "weights:" + ",".join(str(reward.params.get("divide_by", 1)) for reward in trained) == UNSCALED
 
 
+@pytest.mark.full
 def test_the_page_is_made_of_the_results_beside_it() -> None:
     kept = read_whole(ROOT / "docs/results")
     for name, page in (("results.md", results_page(kept)), ("results/gradients.md", gradients_page(kept))):

@@ -37,7 +37,9 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 SKIP = ("--set", "optimizer.non_finite=skip", *SMALL)
 
 
-@pytest.mark.parametrize("balance", ["{type: marble, refresh_every: 3}", "{type: min_variance}"])
+@pytest.mark.parametrize(
+    "balance", ["{type: marble, refresh_every: 3}", pytest.param("{type: min_variance}", marks=pytest.mark.full)]
+)
 def test_a_skipped_update_changes_nothing_and_resumes(
     config_file: Path, tmp_path: Path, poisoned: set[int], monkeypatch: pytest.MonkeyPatch, balance: str
 ) -> None:

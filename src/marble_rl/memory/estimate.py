@@ -93,7 +93,16 @@ class Estimate:
         return {**parts, **sizes, "stages": self.stages, "peak": self.peak}
 
 
-ESTIMATED = ("gradient_buffer", "rule", "sampling", "decoding", "training", "training_checkpointed", "rollout", "images")
+ESTIMATED = (
+    "gradient_buffer",
+    "rule",
+    "sampling",
+    "decoding",
+    "training",
+    "training_checkpointed",
+    "rollout",
+    "images",
+)
 
 
 def describe(estimated: Estimate, config: RunConfig, device: torch.device) -> list[str]:

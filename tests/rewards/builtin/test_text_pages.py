@@ -86,6 +86,7 @@ def test_lines_are_read_from_top_to_bottom_and_rows_from_left_to_right(ocr: Ocr)
     assert ocr.read(images) == ["north ocean river quick zebra"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("side", [(1024, 1024), (1024, 512), (2304, 640), (640, 300), (128, 128)])
 def test_pages_of_any_shape(ocr: Ocr, side: tuple[int, int]) -> None:
     images = page(("GARDEN 42", side[0] // 10, side[1] // 2), size=max(side[1] // 16, 18), side=side)

@@ -27,6 +27,7 @@ def test_memory_on_the_cpu_is_not_compared_with_that_of_the_run_device() -> None
     assert found.memory_bytes < resident() / 2
 
 
+@pytest.mark.full
 def test_a_sample_prompt_from_outside_its_world_is_passed_over() -> None:
     found = checked(RewardConfig(type="geneval", name="objects"))
     assert found.error is None

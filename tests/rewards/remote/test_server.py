@@ -246,6 +246,7 @@ def wait_until_busy(url: str, reward: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.full
 def test_sigterm_finishes_the_request_under_way_and_a_kill_moves_it_to_the_other_server(tmp_path: Path) -> None:
     config = served_config(tmp_path / "c.yaml")
     batch = red_batch(3)
