@@ -113,6 +113,7 @@ def test_merged_batches_are_batches_of_the_mean_gradients() -> None:
     assert torch.equal(merged(products_of(g), 1), products_of(g))
 
 
+@pytest.mark.full
 def test_with_larger_batches_the_harmony_holds_elsewhere_too() -> None:
     """Noise ten times as long as the signal; at 64 times the size it is hardly longer."""
     small = products(256, 10.0)

@@ -78,18 +78,16 @@ def test_public_names() -> None:
         _ = marble_rl.nothing_here
 
 
-VARIANTS = ("mini-conflict", "mini-large", "mini-rare", "mini-study")
-"""Configs of the study: mini.yaml with small changes."""
-
-
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, id=p.name, marks=[pytest.mark.full] if p.stem in VARIANTS else []) for p in CONFIGS],
-)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_each_shipped_config_loads(path: Path) -> None:
     from marble_rl import load_config
 
     load_config(path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_each_shipped_config_is_shown_with_its_memory(path: Path) -> None:
     assert marble("config", "show", path).code == 0
 
 

@@ -70,6 +70,7 @@ def test_fair_balancing_of_one_reward_is_adamw_with_clipping(tiny_sd3: Path, tmp
     assert_same_weights(tmp_path / "fair", tmp_path / "weighted_sum", 1e-6)
 
 
+@pytest.mark.full
 def test_fixed_coefficients_on_one_reward_are_that_reward_alone(config_file: Path, tmp_path: Path) -> None:
     train(config_file, tmp_path / "a", "--set", "balance={type: single, reward: bright}")
     train(config_file, tmp_path / "b", "--set", "balance={type: fixed, coefficients: {bright: 1}}")

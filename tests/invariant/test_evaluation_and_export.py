@@ -248,6 +248,7 @@ def test_options_that_do_not_apply_are_refused(run: Path, lora: Path, tiny_sd3: 
         assert not (config_file.parent / "out").exists()
 
 
+@pytest.mark.full
 def test_settings_of_the_model_are_heeded(
     run: Path, lora: Path, tiny_sd3: Path, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -559,6 +560,7 @@ def test_without_a_terminal_an_evaluation_says_how_far_it_is(run: Path, tmp_path
     assert told == ["evaluating old: 50 % of 7 images", "evaluating old: 100 % of 7 images"]
 
 
+@pytest.mark.full
 def test_held_out_rewards_are_scored_but_not_trained(tiny_sd3: Path, tmp_path: Path) -> None:
     rewards = [{"name": "bright", "type": "brightness"}, {"name": "small", "type": "jpeg_compressibility"}]
     without = write_config(tmp_path / "a.yaml", tiny_sd3, rewards=rewards[:1])

@@ -33,7 +33,7 @@ def with_reward(path: Path, model: Path, what: str, **settings: Any) -> Path:
     [
         ("raise", {}, "RuntimeError: the reward model fell over"),
         ("nan", {}, "returned nan"),
-        ("short", {"retries": 0}, "returned 3 scores for 4 images"),
+        pytest.param("short", {"retries": 0}, "returned 3 scores for 4 images", marks=pytest.mark.full),
         ("hang", {"timeout": 0.2, "retries": 0}, "no answer within 0.2 seconds"),
     ],
 )
@@ -103,7 +103,12 @@ def starved(real: Callable[..., Any], call: int) -> Callable[..., Any]:
             "marble_rl.training.update.Updater.apply",
             Updater.apply,
         ),
-        ("{type: unit_mean, refresh_every: 3}", "marble_rl.training.update.Updater.apply", Updater.apply),
+        pytest.param(
+            "{type: unit_mean, refresh_every: 3}",
+            "marble_rl.training.update.Updater.apply",
+            Updater.apply,
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_step_that_failed_before_its_update_has_moved_nothing(

@@ -133,6 +133,7 @@ def test_a_guard_is_held_against_an_objective_that_pushes_it_down(tiny_sd3: Path
         assert text in page
 
 
+@pytest.mark.full
 def test_contradicting_guards_are_reported(tiny_sd3: Path, tmp_path: Path) -> None:
     """Bright and dark sum to 1: both cannot rise."""
     up = {"floor": 0.5, "band": 0.1}

@@ -109,6 +109,7 @@ def test_more_steps_of_a_schedule_are_another_run(config_file: Path, tmp_path: P
     assert "trainer.steps was 2, now 3: from here on the run differs from the one that was started" in outcome.err
 
 
+@pytest.mark.full
 def test_in_adams_metric(config_file: Path, whole: Path, tmp_path: Path) -> None:
     """The second moments that the metric is made of are the checkpoint's: step 6 refreshes after one of step 5."""
     adam = ("--set", "balance.metric=adam")

@@ -47,6 +47,7 @@ def without(figures: dict[str, Any], prefixes: tuple[str, ...]) -> dict[str, Any
     return {key: value for key, value in figures.items() if not key.startswith(prefixes)}
 
 
+@pytest.mark.full
 def test_tensorboard_shows_what_the_run_folder_holds(tiny_sd3: Path, tmp_path: Path) -> None:
     plain, run = tmp_path / "plain", tmp_path / "run"
     train(config_of(tmp_path, tiny_sd3, []), plain)

@@ -106,6 +106,7 @@ def test_allocations_are_counted_and_freed() -> None:
         assert counted.live == 4000
 
 
+@pytest.mark.full
 def test_what_saves_memory_saves_it(tiny_sd3: Path, tmp_path: Path) -> None:
     def found(*overrides: str) -> Estimate:
         return estimate_run(run_config(tiny_sd3, tmp_path / "c.yaml", *overrides), CPU)
@@ -165,12 +166,14 @@ def test_the_command_shows_it_in_comments(config_file: Path) -> None:
     assert "# Memory on cuda in bfloat16" in cuda
 
 
+@pytest.mark.full
 def test_a_sharded_base_is_said_to_be_counted_whole(config_file: Path) -> None:
     sharded = marble("config", "show", config_file, "--set", "trainer.shard_base=true").out
     assert "# Sharded: with trainer.shard_base each of N ranks keeps one Nth of the transformer" in sharded
     assert "Sharded" not in marble("config", "show", config_file).out
 
 
+@pytest.mark.full
 def test_an_attention_backend_that_is_not_here_is_estimated_all_the_same(tmp_path: Path) -> None:
     BUILDERS["flux"](tmp_path / "flux")
     plain, flash = (
