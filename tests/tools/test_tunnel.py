@@ -1,0 +1,55 @@
+"""The wind tunnel: its trainings are seeded, its results are kept, its shares are those of the definition."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.tunnel import __main__ as command
+from tools.tunnel.results import ALONE, Job, Results, rows
+from tools.tunnel.training import Outcome, run
+from tools.tunnel.world import REGIMES
+
+NAMES = [reward.name for reward in REGIMES["balanced"].rewards]
+
+
+def test_a_training_follows_from_its_seed() -> None:
+    first, again, other = (run({"type": "fair"}, "rare", seed, steps=2) for seed in (0, 0, 1))
+    assert first == again
+    assert first.gains != other.gains
+    assert set(first.gains) == set(NAMES)
+    assert first.length > 0
+
+
+def test_shares_by_hand_and_results_are_kept(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for seed in (0, 1):
+        for k, name in enumerate(NAMES):
+            results.add(Job("balanced", ALONE + name, seed), Outcome(dict.fromkeys(NAMES, 0.1 * (k + 1)), 1.0))
+        gains = {name: 0.1 * (k + 1) * (0.25 if k == 2 else 0.5) for k, name in enumerate(NAMES)}
+        results.add(Job("balanced", "gdpo", seed), Outcome(gains, 1.0))
+    read = Results(tmp_path)
+    jobs = command.jobs_for(["gdpo"], ["balanced"], [0, 1])
+    assert read.missing(jobs) == []
+    (row,) = rows(read, "balanced", ["gdpo", "fair"], [0, 1])
+    assert row.worst.mean == pytest.approx(0.25)
+    assert row.mean.mean == pytest.approx(0.45)
+    assert read.missing(command.jobs_for(["fair"], ["balanced"], [0])) == [Job("balanced", "fair", 0)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rules", "fairr"], "unknown rule 'fairr'"),
+        (["--rules", "fair:momentum"], "expected key=value"),
+        (["--regimes", "rar"], "--regimes"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tunnel", *arguments, "--out", str(tmp_path)])
+    assert command.main() == 2
+    assert says in capsys.readouterr().err
