@@ -16,6 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 from marble_rl.errors import InputError, require_name
+from marble_rl.intervals import Interval
 from tools.tunnel.results import ALONE, Job, Results, rows
 from tools.tunnel.rules import section_of
 from tools.tunnel.training import Outcome, run
@@ -38,20 +39,27 @@ def jobs_for(rules: list[str], regimes: list[str], seeds: list[int]) -> list[Job
     ]
 
 
-def show(results: Results, rules: list[str], regimes: list[str], seeds: list[int], console: Console) -> None:
+def show(
+    results: Results, rules: list[str], regimes: list[str], seeds: list[int], against: str, console: Console
+) -> None:
     for name in regimes:
         table = Table(title=f"{name}: {REGIMES[name].about} ({len(seeds)} seeds)", title_justify="left")
-        for column in ("rule", "worst share", "mean share", "shares", "length"):
+        for column in ("rule", "worst share", f"minus that of {against}", "mean share", "shares", "length"):
             table.add_column(column)
         for row in rows(results, name, rules, seeds):
             table.add_row(
                 row.rule,
-                f"{row.worst.mean:+.2f} ({row.worst.low:+.2f} to {row.worst.high:+.2f})",
-                f"{row.mean.mean:+.2f} ({row.mean.low:+.2f} to {row.mean.high:+.2f})",
+                shown(row.worst),
+                shown(row.worst_over[against]) if against in row.worst_over else "",
+                shown(row.mean),
                 " ".join(f"{reward} {share:.2f}" for reward, share in row.shares.items()),
                 f"{row.length:.4f}",
             )
         console.print(table)
+
+
+def shown(interval: Interval) -> str:
+    return f"{interval.mean:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
 
 
 def main() -> int:
@@ -59,6 +67,7 @@ def main() -> int:
     parser.add_argument("--rules", default=USUAL, help="names with commas between them; settings after a colon")
     parser.add_argument("--regimes", default=",".join(REGIMES), help=f"of {', '.join(REGIMES)}")
     parser.add_argument("--seeds", type=int, default=20, help="trainings of each rule in each regime (default: 20)")
+    parser.add_argument("--against", default="fair", help="rule whose worst share is subtracted (default: fair)")
     parser.add_argument("--first-seed", type=int, default=0, help="first of the seeds (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("runs/tunnel"), help="folder of the results; resumes there")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
@@ -80,7 +89,7 @@ def main() -> int:
         running = [pool.submit(trained, job) for job in missing]
         for future in track(as_completed(running), "training", total=len(running), console=Console(stderr=True)):
             results.add(*future.result())
-    show(results, rules, regimes, seeds, console)
+    show(results, rules, regimes, seeds, given.against, console)
     return 0
 
 

@@ -10,7 +10,6 @@ since both are noisy. Differences between rules pair the seeds.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,8 +19,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from marble_rl.balancing.registry import RULES
+from marble_rl import balancing
 from marble_rl.intervals import Interval
+from tools.tunnel import rules as tried
 from tools.tunnel import training, world
 from tools.tunnel.rules import section_of
 from tools.tunnel.training import Outcome
@@ -43,12 +43,11 @@ class Job:
         reward = self.rule.removeprefix(ALONE)
         return {"type": "single", "reward": reward} if reward != self.rule else section_of(self.rule)
 
-    @property
-    def code(self) -> str:
-        """Changes with the code that decides the result: the world, the loop and the rule's own file."""
-        rule = RULES.find(str(self.section["type"]))
-        sources = [inspect.getsource(world), inspect.getsource(training), inspect.getsource(rule)]
-        return hashlib.sha256("".join(sources).encode()).hexdigest()[:12]
+
+def code() -> str:
+    """Changes with the code that results depend on most: the tunnel's world, loop and rules, and all of balancing/."""
+    files = [*Path(balancing.__path__[0]).glob("*.py"), *(Path(str(m.__file__)) for m in (world, training, tried))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:12]
 
 
 class Results:
@@ -64,28 +63,22 @@ class Results:
             except json.JSONDecodeError:  # the last line of an interrupted run
                 continue
             self._done[Job(record["regime"], record["rule"], record["seed"])] = record
-        self._codes: dict[str, str] = {}
+        self._code = code()
 
     def outcome(self, job: Job) -> Outcome | None:
         record = self._done.get(job)
-        if record is None or record["code"] != self._code(job):
+        if record is None or record["code"] != self._code:
             return None
-        levels = record.get("levels", {})  # those of older trainings had no guards
-        return Outcome(record["gains"], record["length"], record["weights"], levels)  # type: ignore[arg-type]
+        return Outcome(record["gains"], record["length"], record["levels"])  # type: ignore[arg-type]
 
     def add(self, job: Job, outcome: Outcome) -> None:
-        record = {**asdict(job), "code": self._code(job), **asdict(outcome)}
+        record = {**asdict(job), "code": self._code, **asdict(outcome)}
         self._done[job] = record
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def missing(self, jobs: Iterable[Job]) -> list[Job]:
         return [job for job in jobs if self.outcome(job) is None]
-
-    def _code(self, job: Job) -> str:
-        if job.rule not in self._codes:
-            self._codes[job.rule] = job.code
-        return self._codes[job.rule]
 
     def gains(self, regime: str, rule: str, seeds: Sequence[int]) -> Array | None:
         """[S, K], or None if a seed is missing."""

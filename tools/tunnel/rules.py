@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marble_rl.balancing.averaging import nearest_gram
 from marble_rl.balancing.base import Weighing
 from marble_rl.balancing.fair import Fair, FairSettings
 from marble_rl.balancing.fair_harmonizer import FairHarmonizer, FairShares
 from marble_rl.balancing.min_norm import as_gram, min_norm
+from marble_rl.balancing.nearest_gram import nearest_gram
 from marble_rl.balancing.proportional import ProportionalShares
 from marble_rl.errors import InputError
 from marble_rl.gradients.accumulate import RewardGradients

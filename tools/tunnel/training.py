@@ -51,8 +51,6 @@ class Outcome:
     """Held-out reward after training minus before"""
     length: float
     """Mean length of the applied change of the weights"""
-    weights: dict[str, float] = field(default_factory=dict)
-    """Mean weight of each reward's gradient, for rules that give one"""
     levels: dict[str, float] = field(default_factory=dict)
     """Of the guards, on the training prompts at the end"""
 
@@ -61,7 +59,6 @@ class Policy:
     """The flow's weights as one flat tensor, with the EMA that is evaluated: what `Updater` needs of a policy."""
 
     def __init__(self, model: Flow) -> None:
-        self.model = model
         self.parameters = list(model.parameters())
         self.names = [name for name, _ in model.named_parameters()]
         self.flat = torch.cat([p.detach().flatten() for p in self.parameters])
@@ -153,22 +150,20 @@ def run(section: dict[str, Any], regime_name: str, seed: int, steps: int = STEPS
     regime = REGIMES[regime_name]
     model = copy.deepcopy(start(regime_name))
     floors = Floors(floors_in(section))
-    length, weights = _train(model, rule_named(section, regime, seed), regime, seed, steps, floors)
+    length = _train(model, rule_named(section, regime, seed), regime, seed, steps, floors)
     after, first = evaluated(model, regime), before(regime_name)
     levels = {name: level.value or 0.0 for name, level in floors.levels.by_guard.items()}
-    return Outcome({name: after[name] - first[name] for name in first}, length, weights, levels)
+    return Outcome({name: after[name] - first[name] for name in first}, length, levels)
 
 
-def _train(
-    model: Flow, rule: Balancer, regime: Regime, seed: int, steps: int, floors: Floors | None = None
-) -> tuple[float, dict[str, float]]:
-    """Leaves the EMA weights in ``model`` and the levels of guards in ``floors``."""
+def _train(model: Flow, rule: Balancer, regime: Regime, seed: int, steps: int, floors: Floors | None = None) -> float:
+    """Leaves the EMA weights in ``model`` and the levels of guards in ``floors``; mean length of a step."""
     floors = floors or Floors({})
     policy = Policy(model)
     updater = Updater(policy, OPTIMIZER, OLD_POLICY_PRESETS["on_policy"], steps)  # type: ignore[arg-type]
     if isinstance(rule, FairInAdamsMetric):
         rule.harmonizer.preconditioner = lambda: _divisor(updater)  # type: ignore[attr-defined]
-    lengths, weights = 0.0, torch.zeros(len(regime.rewards), dtype=torch.float64)
+    lengths = 0.0
     for step in range(steps):
         batch, halves, group_ids, index = _draw(regime, seed, step)
         x0 = sample(model, batch, generator(seed, "tunnel/rollout", step))
@@ -177,9 +172,7 @@ def _train(
         seen = Scored(table, group_ids, advantages, "group", 5.0)
         readings = {name: reading(table, index, base_table(regime.name), name) for name in floors.guards}
         levels = floors.after({name: read for name, read in readings.items() if read is not None})
-        gradient, state, used = _gradient(
-            model, policy.parameters, rule, seen, x0, batch, halves, seed, step, levels.rates
-        )
+        gradient, state = _gradient(model, policy.parameters, rule, seen, x0, batch, halves, seed, step, levels.rates)
         floors.commit(levels, {})
         old = policy.flat.clone()
         rule.commit(state)
@@ -187,11 +180,8 @@ def _train(
             _replace_first_moment(updater, gradient, rule.first_moment())
         updater.apply(gradient, 0.0, step)
         lengths += float((policy.flat - old).norm())
-        if used is not None:
-            weights += used
     policy.flat.copy_(policy.ema)
-    names = [reward.name for reward in regime.rewards]
-    return lengths / steps, dict(zip(names, (weights / steps).tolist(), strict=True))
+    return lengths / steps
 
 
 def _replace_first_moment(updater: Updater, gradient: Tensor, moment: Tensor) -> None:
@@ -222,8 +212,8 @@ def _gradient(
     seed: int,
     step: int,
     rates: dict[str, float],
-) -> tuple[Tensor, Any, Tensor | None]:
-    """The update's gradient [P], the rule's new state, and the weights of the rewards' gradients if it gave any."""
+) -> tuple[Tensor, Any]:
+    """The update's gradient [P], and the rule's new state."""
     g = generator(seed, "tunnel/noise", step)
     rows = torch.arange(len(x0)).repeat_interleave(TIMESTEPS)
     t = SIGMAS[torch.randint(SAMPLING_STEPS, (len(rows),), generator=g)]
@@ -234,11 +224,11 @@ def _gradient(
     if rule.needs_gradients(step):
         gradients = reward_gradients(loss.slope, None, seen.advantages[rows].float(), params, halves=halves[rows])
         weighing = rule.weigh(step, gradients, rates) if isinstance(rule, Guarding) else rule.weigh(step, gradients)
-        return weighing.weights.to(gradients.g) @ gradients.g, weighing.state, weighing.weights
+        return weighing.weights.to(gradients.g) @ gradients.g, weighing.state
     combination = rule.combine(step, seen)
     total = (combination.advantage[rows].to(loss.slope) * loss.slope).mean()
     flat = torch.cat([part.flatten() for part in torch.autograd.grad(total, params)])
-    return flat, combination.state, None
+    return flat, combination.state
 
 
 def _draw(regime: Regime, seed: int, step: int) -> tuple[Prompts, Tensor, Tensor, Tensor]:

@@ -150,5 +150,7 @@ class RunConfig(Section):
         return {reward.name: reward.watch for reward in self.rewards if reward.watch is not None}
 
     def rewards_off(self, step: int) -> list[str]:
-        """Trained rewards whose schedule leaves this step out."""
-        return [reward.name for reward in self.rewards if not reward.held_out and not reward.on_at(step)]
+        """Trained rewards that are off in the step after so many updates. A schedule is looked up once per rollout, at
+        its first update: the images of all its updates are scored together."""
+        first = step - step % self.rollout.updates
+        return [reward.name for reward in self.rewards if not reward.held_out and not reward.on_at(first)]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from marble_rl.balancing.averaging import nearest_gram
 from marble_rl.balancing.direction import common_direction, raw_direction, rescaled
 from marble_rl.balancing.min_norm import min_norm
+from marble_rl.balancing.nearest_gram import nearest_gram
 
 Rule = Callable[[Tensor], Tensor]
 """A batch's Gram matrix [J, J] -> weights [J]."""
@@ -85,8 +85,8 @@ def _averaged(products: Tensor, rewards: int) -> tuple[Tensor, Tensor]:
     """G of unit gradients averaged over batches, and ``known`` [K]: the rewards that have a gradient in some batch.
     G is of those alone.
 
-    An entry is averaged over the batches where both rewards have a gradient (balancing/averaging.py); 0 where there is
-    none.
+    An entry is averaged over the batches where both rewards have a gradient (balancing/nearest_gram.py); 0 where
+    there is none.
     """
     k = rewards
     lengths = torch.einsum("mjmj->mj", products)[:, :k].sqrt()

@@ -96,8 +96,7 @@ class ExperienceSource:
         c, scorer = self._config, self._inputs.scorer
         groups = share_of_groups(self._world, drawn)
         prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
-        # A reward's schedule is looked up once per rollout, at the step of the rollout's first update.
-        off = c.rewards_off(step - step % c.rollout.updates)
+        off = c.rewards_off(step)
         seconds_before = scorer.seconds
         with scorer.in_background([*self._trained, *self._watched], prompts, off) as scoring:
             done = 0
