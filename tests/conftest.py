@@ -24,12 +24,23 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def tiny_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the pipeline; built once per worker."""
+    """Folder of the pipeline."""
+    from built_once import built_once
     from tools.tiny import build_tiny_sd3
 
-    folder = tmp_path_factory.mktemp("models") / "tiny-sd3"
-    build_tiny_sd3(folder)
-    return folder
+    return built_once(tmp_path_factory, "tiny-sd3", build_tiny_sd3)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `marble train` makes of `config_file`. Tests that change it take a copy."""
+    from built_once import built_once
+    from runs import train, write_config
+
+    def build(folder: Path) -> None:
+        train(write_config(folder / "config.yaml", tiny_sd3), folder / "run")
+
+    return built_once(tmp_path_factory, "finished-run", build) / "run"
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ def test_both_methods_agree(workload: Workload) -> None:
     assert largest_difference(workload, FUSED[5], PASSES) < 1e-5
 
 
+@pytest.mark.full
 def test_every_step_is_timed_in_every_round(workload: Workload) -> None:
     seen = []
     rounds = time_rounds(workload, 2, lambda step: seen.append(step.name))

@@ -158,6 +158,7 @@ def test_the_commands_of_the_page_are_plans(tmp_path: Path) -> None:
     assert [len(planned(config, words, tmp_path)) for config, *words in commands] == [60, 40, 3]
 
 
+@pytest.mark.full
 def test_the_study_has_five_seeds_of_the_main_methods_and_three_of_the_others(tmp_path: Path) -> None:
     script = (CONFIGS.parent / "scripts" / "study.sh").read_text(encoding="utf-8")
     commands = re.findall(r"^compare (--.*)$", script, re.MULTILINE)

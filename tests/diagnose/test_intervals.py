@@ -103,6 +103,7 @@ def repeated() -> list[DirectionFigures]:
     return [direction_figures(drawn(dice), weights, K) for _ in range(300)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("figure", [independent, rest])
 def test_figures_of_pairs_cover(
     repeated: list[DirectionFigures], figure: Callable[[DirectionFigures], Interval]

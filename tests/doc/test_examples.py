@@ -175,9 +175,10 @@ def test_metrics_page_names_what_a_run_logs(config_file: Path, tmp_path: Path) -
     # Nothing is learnt, so that the second evaluation scores the images of the first.
     every_key = ("trainer.eval_every=3", "optimizer.lr=1.0e-30", "rewards.1.clip=[0.0,0.01]")
     every_key += ("rewards.2.held_out=true", "rewards.2.watch={}", "optimizer.non_finite=skip")
-    every_key += ("balance.metric=adam",)
-    train(config_file, tmp_path / "run", *(word for setting in every_key for word in ("--set", setting)))
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    lines: list[str] = []
+    for name, rule in {"paper": ("balance.metric=adam",), "fair": ("balance={type: fair}",)}.items():
+        train(config_file, tmp_path / name, *(word for setting in (*every_key, *rule) for word in ("--set", setting)))
+        lines += (tmp_path / name / "metrics.jsonl").read_text().splitlines()
     rewards = "|".join(reward.name for reward in load_config(config_file).rewards)
     logged = {re.sub(f"/({rewards})$", "/<name>", key) for line in lines for key in json.loads(line)} - {"step"}
     # several processes, float16, guards

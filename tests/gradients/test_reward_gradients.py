@@ -225,6 +225,7 @@ def test_float32_parameters_have_float64_products():
     torch.testing.assert_close(found.gram, found.g.double() @ found.g.double().T, rtol=1e-6, atol=0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ones", [2, 3])
 def test_cross_products_are_unbiased(ones):
     """With slope_i = w . x_i, x ~ N(mu, I), column 0 all ones and column 1 the first coordinate of x:

@@ -36,7 +36,7 @@ def base_config(model: Path) -> dict[str, Any]:
         "loss": {"timesteps_per_sample": 1},
         "balance": {"type": "marble", "refresh_every": 3},
         "optimizer": {"lr": 0.01},
-        "trainer": {"steps": 8, "save_every": 3, "micro_batch": 8},
+        "trainer": {"steps": 8, "save_every": 3, "micro_batch": 16},
         "evaluation": {"steps": 2, "batch_size": 4},
         "logging": {"images_every": 4},
     }

@@ -19,6 +19,7 @@ def seconds(code: str) -> float:
     return float(done.stdout)
 
 
+@pytest.mark.full
 def test_import_adds_less_than_a_second_to_torch() -> None:
     code = "import torch, time; t = time.perf_counter(); import marble_rl; {}; print(time.perf_counter() - t)"
     assert seconds(code.format("pass")) < 0.2

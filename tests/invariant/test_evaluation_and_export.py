@@ -63,10 +63,8 @@ np.savez(out, latents=latents.detach().numpy(), image=image)
 
 
 @pytest.fixture(scope="module")
-def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    train(write_config(folder / "config.yaml", tiny_sd3), folder / "run")
-    return folder / "run"
+def run(finished_run: Path) -> Path:
+    return finished_run
 
 
 def plain_diffusers(model: Path, lora: Path | str, out: Path) -> dict[str, np.ndarray]:

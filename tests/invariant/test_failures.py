@@ -32,7 +32,7 @@ def with_reward(path: Path, model: Path, what: str, **settings: Any) -> Path:
     ("what", "settings", "says"),
     [
         ("raise", {}, "RuntimeError: the reward model fell over"),
-        ("nan", {}, "returned nan"),
+        pytest.param("nan", {}, "returned nan", marks=pytest.mark.full),
         pytest.param("short", {"retries": 0}, "returned 3 scores for 4 images", marks=pytest.mark.full),
         ("hang", {"timeout": 0.2, "retries": 0}, "no answer within 0.2 seconds"),
     ],

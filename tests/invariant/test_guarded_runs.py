@@ -57,7 +57,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(guarded: Path, tmp_path: Path) -
     assert metrics(run) == metrics(guarded / "run")
 
 
-@pytest.mark.parametrize("content", [None, "{", "more"])
+@pytest.mark.parametrize("content", [None, *(pytest.param(c, marks=pytest.mark.full) for c in ("{", "more"))])
 def test_lost_damaged_or_further_base_scores_change_nothing(guarded: Path, tmp_path: Path, content: str | None) -> None:
     """`more`: those of a run that had come further than its checkpoint when it was killed."""
     run = tmp_path / "run"
@@ -145,6 +145,7 @@ def test_contradicting_guards_are_reported(tiny_sd3: Path, tmp_path: Path) -> No
     assert "of 8 steps no direction satisfied all floors" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.full
 def test_one_gradient_per_reward_is_counted_in_the_memory_estimate(tiny_sd3: Path, tmp_path: Path) -> None:
     guard = config(tmp_path / "a.yaml", tiny_sd3, [BRIGHT, {**DARK, "guard": {}}], "fixed")
     plain = config(tmp_path / "b.yaml", tiny_sd3, [BRIGHT, DARK], "fixed")

@@ -27,6 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_every_reward_is_trained_on_its_own_prompts(run: Path) -> None:
     first = metrics(run)[0]
     assert {f"reward/{name}" for name in TRAINED} <= first.keys()
@@ -42,6 +43,7 @@ def test_resumed_is_uninterrupted(run: Path, tmp_path: Path) -> None:
     assert metrics(tmp_path / "run") == metrics(run)
 
 
+@pytest.mark.full
 def test_evaluation_compares_base_and_tuned_with_intervals(run: Path) -> None:
     options = ["--set", "evaluation.limit=3", "--set", "evaluation.steps=3", "--set", "evaluation.batch_size=9"]
     outcome = marble("evaluate", run, *options, "--json")
@@ -58,6 +60,7 @@ def test_evaluation_compares_base_and_tuned_with_intervals(run: Path) -> None:
         assert grid.width > 3 * 2 * 128  # a column per source, two pictures each
 
 
+@pytest.mark.full
 def test_plain_diffusers_draws_with_the_tuned_lora(run: Path) -> None:
     from diffusers import StableDiffusion3Pipeline
 

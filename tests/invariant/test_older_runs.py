@@ -13,15 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from marble_rl import __version__
 from marble_rl.storage import file_digest
-from runs import lora_bytes, marble, train, write_config
+from runs import lora_bytes, marble
 
 
-@pytest.fixture(scope="module")
-def made(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def made(finished_run: Path) -> Path:
     """The folder of a run with its config beside it."""
-    folder = tmp_path_factory.mktemp("older")
-    train(write_config(folder / "c.yaml", tiny_sd3), folder / "run", "--set", "trainer.steps=4")
-    return folder
+    return finished_run.parent
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def commands(run: Path, made: Path) -> dict[str, tuple[object, ...]]:
         "sample": ("sample", run, "--prompt", "a cup", "--steps", 1, "--out", out),
         "export": ("export", run, "--out", out),
         "diagnose": ("diagnose", run, "--batches", 3),
-        "resume": ("train", made / "c.yaml", "--out", run, "--resume", "--set", "trainer.steps=5"),
+        "resume": ("train", made / "config.yaml", "--out", run, "--resume", "--set", "trainer.steps=9"),
     }
 
 
@@ -103,7 +101,7 @@ def test_state_that_lacks_is_named(run: Path, made: Path, command: str) -> None:
     edit_checkpoints(run, "state.json", lambda f: edit(f, lambda tree: tree.pop("balancer")), None)
     outcome = marble(*commands(run, made)[command])
     assert outcome.code == 2
-    assert f"{run}: the state of its checkpoint of step 4, written by an unknown version of marble" in outcome.err
+    assert f"{run}: the state of its checkpoint of step 8, written by an unknown version of marble" in outcome.err
     assert f"has no 'balancer'. This is marble {__version__}; use the version that made the run" in outcome.err
     assert lora_bytes(run) == lora_bytes(made / "run")
 
@@ -125,7 +123,7 @@ def test_adapters_that_do_not_fit_are_named(
     edit_checkpoints(run, "adapters.safetensors", change, "0.0.1")
     outcome = marble(*commands(run, made)[command])
     assert outcome.code == 2
-    assert "checkpoint of step 4, written by marble 0.0.1, does not fit: the saved adapter" in outcome.err
+    assert "checkpoint of step 8, written by marble 0.0.1, does not fit: the saved adapter" in outcome.err
     assert says in outcome.err
 
 

@@ -49,6 +49,7 @@ def test_served_rewards_train_the_same_weights_and_may_move(tiny_sd3: Path, tmp_
     assert lora_bytes(run) == lora_bytes(tmp_path / "own")
 
 
+@pytest.mark.full
 def test_a_server_that_dies_stops_the_run_with_everything_saved(tiny_sd3: Path, tmp_path: Path) -> None:
     """Exit code 3, no made-up score; another server, and the run is the uninterrupted one."""
     kind = "rewards_for_tests:After"

@@ -18,12 +18,10 @@ from marble_rl.runs.folder import RunFolder
 from runs import lora_bytes, marble, metrics, start, train, write_config
 
 
-@pytest.fixture(scope="module")
-def whole(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def whole(finished_run: Path) -> Path:
     """The uninterrupted run."""
-    folder = tmp_path_factory.mktemp("whole")
-    train(write_config(folder / "config.yaml", tiny_sd3), folder / "run")
-    return folder / "run"
+    return finished_run
 
 
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:

@@ -23,11 +23,9 @@ from tools.tiny import build_tiny_flux
 LORA = {"rank": 2, "alpha": 8}
 
 
-@pytest.fixture(scope="module")
-def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("first")
-    train(write_config(folder / "config.yaml", tiny_sd3), folder / "run", "--set", "trainer.steps=4")
-    return folder / "run"
+@pytest.fixture
+def run(finished_run: Path) -> Path:
+    return finished_run
 
 
 def latents(model: DiffusionModel) -> torch.Tensor:

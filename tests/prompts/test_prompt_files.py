@@ -105,6 +105,7 @@ def test_equal_prompts_stay_apart(tmp_path: Path) -> None:
     assert [(p.index, p.metadata["clue"]) for p in prompts] == [(0, 1), (1, 2)]
 
 
+@pytest.mark.full
 def test_a_hundred_thousand_lines_take_about_a_second(tmp_path: Path) -> None:
     line = '{{"tag": "counting", "include": [{{"class": "cup", "count": 3}}], "prompt": "a photo of {} cups"}}'
     file = tmp_path / "many.jsonl"

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from built_once import built_once
 from comparisons import write_comparison, write_jobs
 from jobs import result
 from marble_rl.balancing.registry import RULES
@@ -54,7 +55,10 @@ HOSTILE = [
 @pytest.fixture(scope="module")
 def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained, evaluated and diagnosed through the command line; one reward is held out, one is a specialist."""
-    folder = tmp_path_factory.mktemp("report")
+    return built_once(tmp_path_factory, "reported-run", lambda folder: make_run(folder, tiny_sd3)) / "run"
+
+
+def make_run(folder: Path, tiny_sd3: Path) -> None:
     rewards = base_config(tiny_sd3)["rewards"]
     rewards[1]["held_out"] = True
     prompts = {"train": [{"name": "odd", "texts": HOSTILE}, {"name": "plain", "texts": ["a red cup", "a blue cup"]}]}
@@ -63,7 +67,6 @@ def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for command in (("evaluate", folder / "run"), ("diagnose", folder / "run", "--batches", 6)):
         outcome = marble(*command)
         assert outcome.code == 0, outcome.err
-    return folder / "run"
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ def test_smoothing_keeps_a_straight_line_and_calms_noise() -> None:
     assert smooth([7], [1.5]) == ([1.5], [(1.5, 1.5)])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", [60, 2000])
 def test_the_band_of_a_curve_holds_the_truth_as_often_as_it_says(steps: int) -> None:
     """Also where the curve was averaged down first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from marble_rl.training.watch import HackingWatch
 
@@ -23,6 +24,7 @@ def rising(length: int, dice: np.random.Generator) -> np.ndarray:
     return np.linspace(0, 5, length)[:, None] + dice.normal(size=(length, 2))
 
 
+@pytest.mark.full
 def test_false_alarms_are_rare() -> None:
     """A thousand rollouts in which the held-out reward does not change: fewer than one run of six is alarmed."""
     dice = np.random.default_rng(0)
