@@ -106,6 +106,20 @@ def test_a_specialist_that_gains_nothing_gives_no_share() -> None:
     assert list(falling.no_share) == ["b"], "a specialist that clearly falls is no measure either"
 
 
+def test_a_guard_has_no_share_and_needs_no_specialist() -> None:
+    config = {"rewards": [{"name": "a", "guard": {"floor": 0.0}}, {"name": "b", "guard": None}]}
+    results = [
+        result(method, seed, {name: [value] for name, value in scores.items()}, config=config)
+        for method, rows in {"base": BASE, "only-b": SPECIALISTS["only-b"], **JOINT}.items()
+        for seed, scores in enumerate(rows)
+    ]
+    found = compare_results(results)
+    marble = row(found, "marble")
+    assert marble.shares.keys() == {"b"}
+    assert marble.figures[WORST].mean == marble.shares["b"].mean
+    assert found.jobs_for_shares == []
+
+
 def test_specialists_with_fewer_seeds() -> None:
     fewer = {name: scores[:2] for name, scores in SPECIALISTS.items()}
     found = table({"base": BASE, **fewer, **JOINT})

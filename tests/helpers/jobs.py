@@ -31,10 +31,9 @@ def result(method: str, seed: int, per_prompt: dict[str, list[float | None]], **
         about="about it",
         seed=seed,
         overrides=[],
-        config={"trainer": {"seed": seed}},
         config_hash="hash",
         versions={"marble": "1"},
-        **{"failed": None, **figures},
+        **{"failed": None, "config": {"trainer": {"seed": seed}}, **figures},
     )
 
 

@@ -34,13 +34,13 @@ def test_the_rate_follows_the_level(level: float, rate: float) -> None:
     assert floors(floor=-0.2, band=0.4).after(read(level)).rates == {"plain": pytest.approx(rate)}
 
 
-def test_the_default_band_is_half_of_the_base_models_std_within_a_prompt() -> None:
-    """A variance of 4, so a std of 2 and a band of 1; pooled with a second rollout's variance of 16."""
+def test_the_default_band_is_a_quarter_of_the_base_models_std_within_a_prompt() -> None:
+    """A variance of 4, so a std of 2 and a band of 1/2; pooled with a second rollout's variance of 16."""
     run = floors()
-    first = run.after(read(-0.25))
+    first = run.after(read(-0.125))
     assert first.rates == {"plain": pytest.approx(0.25)}
     run.commit(first, {})
-    assert run.after(read(-0.25, squares=32.0)).rates == {"plain": pytest.approx(0.25 / 10**0.5 * 2)}
+    assert run.after(read(-0.125, squares=32.0)).rates == {"plain": pytest.approx(0.25 / 10**0.5 * 2)}
 
 
 def test_scores_of_a_base_model_that_do_not_vary() -> None:

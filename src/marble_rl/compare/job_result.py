@@ -88,6 +88,11 @@ class JobResult(Record):
     """Means of figures of metrics.jsonl."""
 
     @property
+    def guards(self) -> list[str]:
+        """Rewards that this job only kept above a floor."""
+        return [reward["name"] for reward in self.config.get("rewards", ()) if reward.get("guard") is not None]
+
+    @property
     def name(self) -> str:
         return f"{self.method} seed {self.seed}"
 

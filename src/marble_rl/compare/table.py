@@ -95,6 +95,8 @@ class Comparison(Record):
     images_per_prompt: int
     versions: list[dict[str, str]]
     """Each once; more than one if results were made with different ones."""
+    guards: list[str] = Field(default_factory=list)
+    """Rewards that some method only keeps above a floor. They have no share: nobody asks them to rise."""
     no_share: dict[str, str] = Field(default_factory=dict)
     """Trained rewards that are left out of worst and mean share though their specialist was run, and why."""
 
@@ -113,6 +115,11 @@ class Comparison(Record):
     @property
     def trained(self) -> list[str]:
         return [name for name in self.rewards if name not in self.held_out]
+
+    @property
+    def objectives(self) -> list[str]:
+        """Trained rewards that every method is asked to raise."""
+        return [name for name in self.trained if name not in self.guards]
 
     @property
     def has_shares(self) -> bool:
@@ -134,8 +141,8 @@ class Comparison(Record):
         """(method, seed) of the jobs that shares need beside those there are: the base model and each specialist with
         the seeds of the joint methods. Empty where both are there, and where there is nothing to share."""
         seeds = {row.method: set(row.seeds) for row in self.rows}
-        needed = [BASE, *map(specialist, self.trained)]
-        if not self.joint or len(self.trained) < 2 or all(method in seeds for method in needed):
+        needed = [BASE, *map(specialist, self.objectives)]
+        if not self.joint or len(self.objectives) < 2 or all(method in seeds for method in needed):
             return []
         wanted = sorted({seed for row in self.joint for seed in row.seeds})
         return [(method, seed) for method in needed for seed in wanted if seed not in seeds.get(method, ())]
@@ -164,11 +171,13 @@ def compare_results(results: Sequence[JobResult], against: str | None = None) ->
     everything = dict.fromkeys(name for result in good for name in result.means)
     held_out = [name for name in rewards if name in first.held_out]
     figures = Figures(by_method, rewards)
-    shares = Shares(figures, by_method, [name for name in rewards if name not in held_out])
+    guards = [name for name in rewards if any(name in result.guards for result in good)]
+    shares = Shares(figures, by_method, [name for name in rewards if name not in (*held_out, *guards)])
     reference = None if against is None else by_method[against]
     return Comparison(
         rewards=rewards,
         held_out=held_out,
+        guards=guards,
         left_out=[name for name in everything if name not in rewards],
         against=against,
         rows=[_row(group, figures, shares, reference) for group in by_method.values()],

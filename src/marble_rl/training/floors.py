@@ -4,8 +4,8 @@
     rho    = clip((floor - level) / band, -1, 1/2)
 
 Above the band the guard is free (-1), at its floor it may not fall (0), below it must recover. The rate follows the
-measured level alone: no integral, so nothing winds up. By default the band is half of the base model's std within a
-prompt, pooled over the rollouts so far.
+measured level alone: no integral, so nothing winds up. By default the band is a quarter of the base model's std
+within a prompt, pooled over the rollouts so far.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from marble_rl.types import Metrics
 
 DECAY = 0.8
 LOWEST, HIGHEST = -1.0, 0.5
-BAND = 0.5
+BAND = 0.25
 """Default band, in base stds within a prompt."""
 TINY = 1e-12
 """Least band: the scores of a base model may not vary at all."""

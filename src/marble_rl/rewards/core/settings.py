@@ -25,7 +25,7 @@ class GuardConfig(Section):
     """Lowest level that is allowed, relative to the mean score of the model without adapter on the same prompts, in the
     reward's units with higher as better. 0: it must not fall; -0.05: it may fall by 0.05."""
     band: PositiveFloat | None = None
-    """How far above the floor the guard begins to act. null: half of the std of the base model's scores within a
+    """How far above the floor the guard begins to act. null: a quarter of the std of the base model's scores within a
     prompt."""
     base_images: Annotated[int, Field(ge=2)] = 2
     """Images of the model without adapter for each prompt, sampled and scored once. The largest number of all guards
