@@ -6,7 +6,7 @@ import torch
 from marble_rl import FairHarmonizer
 from marble_rl.balancing.fair import Fair, FairSettings
 from marble_rl.gradients.accumulate import RewardGradients
-from marble_rl.gradients.metric import gram
+from marble_rl.gradients.products import gram
 
 NAMES = ("ocr", "geneval", "clip")
 

@@ -14,7 +14,7 @@ from marble_rl.balancing.fair import Fair, FairSettings
 from marble_rl.balancing.fixed import Fixed, FixedSettings
 from marble_rl.balancing.guards import MATERIAL
 from marble_rl.gradients.accumulate import RewardGradients
-from marble_rl.gradients.metric import gram
+from marble_rl.gradients.products import gram
 from marble_rl.rewards.core.settings import GuardConfig
 from marble_rl.training.base_images import Reading
 from marble_rl.training.floors import PATIENCE, Floors

@@ -54,7 +54,6 @@ def test_marble_is_the_papers_whatever_the_config_says() -> None:
         "marble_rho01": {"ema_decay": 0.1},
         "marble_rho09": {"ema_decay": 0.9},
         "marble_alpha_over_norm": {"apply": "alpha_over_norm"},
-        "marble_adam_metric": {"metric": "adam"},
         "marble_late_uniform": {"uniform_after": 48},
     }
     assert {name for name in balances if name.startswith("marble_")} - {"marble_no_norm"} == changed.keys()

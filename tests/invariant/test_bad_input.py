@@ -128,9 +128,9 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         text(balance={"type": "fixed", "coefficients": {"bright": 3.0}}),
         ["balance.coefficients", "sum to 3"],
     ),
-    "Adam's metric without unit length": (
-        text(balance={"type": "marble", "metric": "adam", "normalize": False}),
-        ["balance.metric: adam needs unit gradients", "remove balance.normalize: false"],
+    "Adam's metric": (
+        text(balance={"type": "marble", "metric": "adam"}),
+        ["balance.metric: adam was removed", "Remove the key"],
     ),
     "a stage of an unknown reward": (
         text(balance={"type": "sequential", "stages": [{"reward": "brigth", "steps": 2}]}),

@@ -42,7 +42,6 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
     assert (found["step"], found["batches"], found["images"]) == (8, 6, 8)  # a rollout serves two updates
     directions = found["directions"]
     assert {"weighted_sum", "uniform", "marble", "between_refreshes", "alpha_over_norm"} <= set(directions)
-    assert directions["marble_adam_metric"] != directions["marble"]
     assert directions.keys() == found["applied"].keys() <= found["meanings"].keys()
     for figures in directions.values():
         for way in ("in_batch", "independent", "rest"):

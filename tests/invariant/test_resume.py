@@ -107,18 +107,6 @@ def test_more_steps_of_a_schedule_are_another_run(config_file: Path, tmp_path: P
     assert "trainer.steps was 2, now 3: from here on the run differs from the one that was started" in outcome.err
 
 
-@pytest.mark.full
-def test_in_adams_metric(config_file: Path, whole: Path, tmp_path: Path) -> None:
-    """The second moments that the metric is made of are the checkpoint's: step 6 refreshes after one of step 5."""
-    adam = ("--set", "balance.metric=adam")
-    train(config_file, tmp_path / "whole", *adam)
-    train(config_file, tmp_path / "run", *adam, "--set", "trainer.steps=5")
-    train(config_file, tmp_path / "run", *adam, "--resume")
-    assert lora_bytes(tmp_path / "run") == lora_bytes(tmp_path / "whole")
-    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
-    assert lora_bytes(tmp_path / "whole") != lora_bytes(whole)
-
-
 def test_momenta_of_fair_balancing(config_file: Path, tmp_path: Path) -> None:
     """The momenta that step 4 weighs by are the checkpoint's; one reward is switched off in step 5."""
     rewards = (

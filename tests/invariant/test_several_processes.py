@@ -37,7 +37,6 @@ LAZY_AND_UNEVEN = [
 ]
 
 
-ADAMS_METRIC = ["balance.metric=adam", "trainer.steps=3"]
 FAIR = ["balance={type: fair}", "trainer.steps=4"]
 DARK = '{name: dark, type: "rewards_for_tests:darkness", guard: {floor: 0.001, band: 0.01, base_images: 3}}'
 GUARDS = [
@@ -147,7 +146,6 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
         "run": [],
         "sharded": ["trainer.shard_base=true"],
         "uneven": LAZY_AND_UNEVEN,
-        "metric": ADAMS_METRIC,
         "fair": FAIR,
         "guards": GUARDS,
         "guards-sharded": [*GUARDS, "trainer.shard_base=true"],
@@ -164,7 +162,6 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     commands["continued"] = ["train", config, "--out", folder / "continued", "--resume"]
     commands["evaluated"] = ["evaluate", folder / "run", "--out", folder / "evaluated"]
     commands["sample"] = ["sample", folder / "run", "--prompt", "a cup"]
-    train(config, folder / "metric-alone", *[part for change in ADAMS_METRIC for part in ("--set", change)])
     train(config, folder / "fair-alone", *[part for change in FAIR for part in ("--set", change)])
     train(config, folder / "guards-alone", *[part for change in GUARDS for part in ("--set", change)])
     train(config, folder / "uneven-alone", *[part for change in LAZY_AND_UNEVEN for part in ("--set", change)])
@@ -189,13 +186,6 @@ def test_uneven_shares_and_lazy_regularisation(two: Launched) -> None:
     """Micro-batches of 3 in groups of 4 lie across the processes' border, and one in three of them is regularised."""
     assert two.codes["uneven"] == 0, two.log
     assert_same_run(two.folder / "uneven", two.folder / "uneven-alone")
-
-
-def test_adams_metric(two: Launched) -> None:
-    """Two refreshes: before the first optimizer step, and with moments."""
-    assert two.codes["metric"] == 0, two.log
-    assert "metric_harmony/min_cos" in metrics(two.folder / "metric")[2]
-    assert_same_run(two.folder / "metric", two.folder / "metric-alone")
 
 
 def test_momenta_of_fair_balancing(two: Launched) -> None:

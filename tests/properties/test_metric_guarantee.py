@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from inputs import MATRICES
 from marble_rl.balancing.harmonizer import common_direction
-from marble_rl.gradients.metric import gram
+from marble_rl.gradients.products import gram
 
 EPS = st.sampled_from([1e-8, 1e-15, 1e-3])
 MOMENTS = st.lists(

@@ -884,7 +884,7 @@ def with_balance(run: RunData, **changes: object) -> RunData:
 def test_guards_ask_of_a_solver_what_it_promises(
     tiny_sd3: Path, tmp_path: Path, balance: dict[str, object], trouble: list[str]
 ) -> None:
-    line = {"qp/kkt_residual": 0.1, "harmony/conflict": 1.0, "metric_harmony/conflict": 1.0}
+    line = {"qp/kkt_residual": 0.1, "harmony/conflict": 1.0}
     run = with_balance(made(tiny_sd3, tmp_path, [{"step": 0, **line}], {}), **balance)
     verdict = answers(run)["guards"]
     assert [figure.split(": ")[0] for figure in verdict.figures] == trouble
@@ -897,14 +897,6 @@ def test_updates_left_out_now_and_then_are_no_trouble(tiny_sd3: Path, tmp_path: 
     lines[1]["guard/skipped"] = 1.0
     figures = answers(made(tiny_sd3, tmp_path, lines, {}))["guards"].figures
     assert figures == ["updates left out: not finite: 2 beside 50 that were made"]
-
-
-@pytest.mark.parametrize("in_metric", [0.0, 1.0])
-def test_in_adams_metric_the_guarantee_is_one_in_that_metric(tiny_sd3: Path, tmp_path: Path, in_metric: float) -> None:
-    """There a euclidean conflict is no fault, and one in the metric is."""
-    run = made(tiny_sd3, tmp_path, [{"step": 0, "harmony/conflict": 1.0, "metric_harmony/conflict": in_metric}], {})
-    run = with_balance(run, metric="adam")
-    assert answers(run)["guards"].answer == ("no" if in_metric else "yes")
 
 
 def diagnosed(ours: tuple[float, float], theirs: tuple[float, float]) -> Diagnosis:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from marble_rl.compare.statistics import Scale
-from marble_rl.training.harmony import Signal, in_batch_harmony, other_half_harmony
+from marble_rl.training.harmony import Signal, in_batch_harmony, other_half_harmony, products_of_halves
 from reference import cosine, z_score_means
 
 REWARDS = 4
@@ -125,7 +125,7 @@ def halves(source, share, size=400):
 
 def after(signal, h1, h2):
     g = (h1 + h2) / 2
-    return signal.after(g @ g.T, half_products(h1, h2))
+    return signal.after(g.square().sum(1), products_of_halves(half_products(h1, h2)))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
@@ -139,11 +139,10 @@ def test_signal(share):
 
 def test_signal_smooths_numerator_and_denominator():
     """A ratio of averages, not an average of ratios."""
-    one = torch.ones(1, 1, dtype=torch.float64)
-    halves_of_one = one.expand(2, 2, 1, 1)
-    first = Signal.unknown(1).after(4 * one, halves_of_one, decay=0.5)
+    one = torch.ones(1, dtype=torch.float64)
+    first = Signal.unknown(1).after(4 * one, one, decay=0.5)
     assert first.share.item() == pytest.approx(0.25)
-    second = first.after(1 * one, halves_of_one, decay=0.5)
+    second = first.after(1 * one, one, decay=0.5)
     assert second.share.item() == pytest.approx((0.25 * 1 + 0.5 * 1) / (0.25 * 4 + 0.5 * 1))
     assert first.share.item() == pytest.approx(0.25), "a batch changes no signal: it gives a new one"
 

@@ -38,7 +38,7 @@ DIRECTIONS = (
     "marble_adam_metric",
     "noise_aware",
 )
-"""Of a diagnosis, those that its table shows; `noise_aware` was removed since."""
+"""Of a diagnosis, those that its table shows; `marble_adam_metric` and `noise_aware` were removed since."""
 
 BEGINNING = "beginning"
 """The diagnosis of a run that has only begun: what policies are like before a method has led them anywhere."""

@@ -15,7 +15,7 @@ OURS = {
     "marble_adam_metric": "the QP in the metric of the optimizer's step",
 }
 """Variants that the paper does not have."""
-REMOVED = ("marble_smooth_every_step", "marble_gram", "marble_noise_aware")
+REMOVED = ("marble_smooth_every_step", "marble_gram", "marble_noise_aware", "marble_adam_metric")
 """Those that improved nothing: `marble compare` no longer has them. Their results are kept and shown."""
 
 

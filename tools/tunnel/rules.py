@@ -4,7 +4,7 @@ same momenta. `name:key=value,...` gives a rule settings, such as `fair:momentum
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,13 +13,11 @@ from torch import Tensor
 
 from marble_rl.balancing.base import Weighing
 from marble_rl.balancing.fair import Fair, FairSettings
-from marble_rl.balancing.fair_harmonizer import FairHarmonizer, FairShares
+from marble_rl.balancing.fair_harmonizer import FairHarmonizer
 from marble_rl.balancing.min_norm import as_gram, min_norm
-from marble_rl.balancing.nearest_gram import nearest_gram
 from marble_rl.balancing.proportional import ProportionalShares
 from marble_rl.errors import InputError
 from marble_rl.gradients.accumulate import RewardGradients
-from marble_rl.gradients.metric import gram
 
 
 class VariantSettings(FairSettings):
@@ -40,7 +38,8 @@ class StepsAlongMomenta(Fair):
         return weighing
 
     def first_moment(self) -> Tensor:
-        momenta = torch.stack(list(self.tensors().values()))
+        momenta = self.harmonizer.momenta.values
+        assert momenta is not None, "asked after commit"
         return self._weights.to(momenta) @ momenta
 
 
@@ -98,76 +97,6 @@ class UpGradOnMomenta(Variant):
     harmonizer_class = _UpGrad
 
 
-class _OnSignal(FairHarmonizer):
-    """Cosines of the momenta without their noise.
-
-    A momentum of pure noise has c = (1 - b) / (1 + b) of the mean squared gradient of a batch, so that
-    S = (M - c Q) / (1 - c), Q the running mean of the batches' Gram matrices, estimates the products of the true
-    gradients. Q takes in a batch when it is weighed, not when it is committed: in the tunnel no step fails.
-    """
-
-    _batches: Tensor | None = None
-
-    def weigh(self, g: Tensor, off: Sequence[str] = (), rates: Mapping[str, float] | None = None) -> FairShares:
-        b, new = self.momentum, gram(g)
-        self._batches = (1 - b) * new if self._batches is None else b * self._batches + (1 - b) * new
-        return super().weigh(g, off, rates)
-
-    def signal(self, products: Tensor) -> Tensor:
-        """[K, K]: S (1 - c)"""
-        assert self._batches is not None
-        return products - (1 - self.momentum) / (1 + self.momentum) * self._batches
-
-    def shares_for(
-        self, products: Tensor, off: Sequence[str] = (), rates: Mapping[str, float] | None = None
-    ) -> FairShares:
-        squares = products.diagonal()
-        if not bool((squares > 0).all()):
-            return super().shares_for(products, off, rates)
-        signal = self.signal(products)
-        own = signal.diagonal().clamp(0.05 * squares, squares).sqrt()
-        cosines = (signal / own[:, None] / own[None, :]).clamp(-1, 1).fill_diagonal_(1.0)
-        cosines = nearest_gram(cosines)
-        unit = cosines / cosines.diagonal().sqrt()[:, None] / cosines.diagonal().sqrt()[None, :]
-        return super().shares_for(unit * squares.sqrt()[:, None] * squares.sqrt()[None, :], off, rates)
-
-
-class FairOnSignal(Variant):
-    """`fair` on the cosines of what is not noise."""
-
-    harmonizer_class = _OnSignal
-
-
-class _BySignal(_OnSignal):
-    def shares_for(
-        self, products: Tensor, off: Sequence[str] = (), rates: Mapping[str, float] | None = None
-    ) -> FairShares:
-        share = self.signal(products).diagonal() / products.diagonal().clamp_min(1e-300)
-        self._priorities = share.clamp(0.1, 1.0)
-        return FairHarmonizer.shares_for(self, products, off, rates)
-
-
-class FairBySignal(Variant):
-    """`fair` with priorities that grow with the share of a momentum that is not noise."""
-
-    harmonizer_class = _BySignal
-
-
-class _InMetric(FairHarmonizer):
-    """Products in AdamW's metric, a^T P^-1 b, P what AdamW divided by in its last step."""
-
-    preconditioner: Callable[[], Tensor | None] = staticmethod(lambda: None)
-
-    def _products_after(self, g: Tensor) -> Tensor:
-        return self.momenta.products_after(g, self.preconditioner())
-
-
-class FairInAdamsMetric(Variant):
-    """`fair` in the metric of the optimizer's step."""
-
-    harmonizer_class = _InMetric
-
-
 NAMED: dict[str, dict[str, Any]] = {
     "weighted_sum": {"type": "weighted_sum"},
     "gdpo": {"type": "gdpo"},
@@ -178,9 +107,6 @@ NAMED: dict[str, dict[str, Any]] = {
     "fair": {"type": "fair"},
     "fair_without_momentum": {"type": "fair", "momentum": 0.0},
     "fair_own_moment": {"type": "tools.tunnel.rules:StepsAlongMomenta"},
-    "fair_on_signal": {"type": "tools.tunnel.rules:FairOnSignal"},
-    "fair_by_signal": {"type": "tools.tunnel.rules:FairBySignal"},
-    "fair_in_adams_metric": {"type": "tools.tunnel.rules:FairInAdamsMetric"},
     "mean_on_momenta": {"type": "tools.tunnel.rules:MeanOnMomenta"},
     "min_norm_on_momenta": {"type": "tools.tunnel.rules:MinNormOnMomenta"},
     "upgrad_on_momenta": {"type": "tools.tunnel.rules:UpGradOnMomenta"},

@@ -26,7 +26,7 @@ from marble_rl.training.base_images import Reading
 from marble_rl.training.floors import Floors
 from marble_rl.training.update import Updater
 from marble_rl.types import RewardTable
-from tools.tunnel.rules import FairInAdamsMetric, StepsAlongMomenta
+from tools.tunnel.rules import StepsAlongMomenta
 from tools.tunnel.world import PROMPTS, REGIMES, SIZE, SOURCES, Flow, Prompts, Regime, prompts, scored, train_base
 
 STEPS = 200
@@ -161,8 +161,6 @@ def _train(model: Flow, rule: Balancer, regime: Regime, seed: int, steps: int, f
     floors = floors or Floors({})
     policy = Policy(model)
     updater = Updater(policy, OPTIMIZER, OLD_POLICY_PRESETS["on_policy"], steps)  # type: ignore[arg-type]
-    if isinstance(rule, FairInAdamsMetric):
-        rule.harmonizer.preconditioner = lambda: _divisor(updater)  # type: ignore[attr-defined]
     lengths = 0.0
     for step in range(steps):
         batch, halves, group_ids, index = _draw(regime, seed, step)
@@ -189,16 +187,6 @@ def _replace_first_moment(updater: Updater, gradient: Tensor, moment: Tensor) ->
     for state in updater.optimizer.state.values():
         b = updater.optimizer.param_groups[0]["betas"][0]
         state["exp_avg"].copy_((moment - (1 - b) * gradient) / b)
-
-
-def _divisor(updater: Updater) -> Tensor | None:
-    """[P]: sqrt(v_hat) + eps of AdamW's last step; None before the first one."""
-    for state in updater.optimizer.state.values():
-        group = updater.optimizer.param_groups[0]
-        corrected = state["exp_avg_sq"] / (1 - group["betas"][1] ** float(state["step"]))
-        divisor: Tensor = corrected.sqrt() + group["eps"]
-        return divisor
-    return None
 
 
 def _gradient(

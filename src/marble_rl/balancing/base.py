@@ -61,6 +61,21 @@ class Combination:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """What a rule remembers of earlier batches, measured on this one. Their noise is independent, so this replaces the
+    comparison of two halves of a batch."""
+
+    unbiased: Tensor
+    """[K] float64: product of the mean gradient so far and this batch's, an estimate of the squared norm of the
+    expected gradient; NaN for rewards that one of them has no gradient of"""
+    directions: Tensor
+    """[2, K] float64: products of the direction made from earlier batches with this batch's gradients; first the
+    rule's, then the weighted sum's"""
+    squared_norms: Tensor
+    """[2] float64: of these directions"""
+
+
+@dataclass(frozen=True)
 class Weighing:
     """The result of `weigh`: a rule's weights for the per-reward gradients of a refresh."""
 
@@ -75,6 +90,8 @@ class Weighing:
     for_half: Callable[[Tensor], Tensor] | None = None
     """[K, K] -> [K]: the weights that the rule would take for the Gram matrix of half the batch, for the cosines with
     the other half; by default `Balancer.weights_for`"""
+    elsewhere: Elsewhere | None = None
+    """Of rules without `keeps_halves`; None in their first step"""
 
 
 class Balancer(ABC):
@@ -88,8 +105,9 @@ class Balancer(ABC):
     """Completes the sentence "trained on K rewards ...", such as "at once, as a weighted sum\""""
     solves: ClassVar[bool] = False
     """Whether the rule solves the QP, so that `qp/kkt_residual` should be near 0"""
-    metric: Literal["euclidean", "adam"] = "euclidean"
-    """`adam`: `weigh` also gets `gradients.in_metric`, the products in AdamW's metric (gradients/metric.py)"""
+    keeps_halves: ClassVar[bool] = True
+    """Whether the gradients of two halves of a batch are kept apart, which tells signal from noise. A rule that
+    remembers gradients can do without, in half of the memory: it returns `Weighing.elsewhere` in place of it"""
     uses_priorities: ClassVar[bool] = False
     """Whether `rewards[].priority` means something to the rule; if not, a priority is refused"""
 

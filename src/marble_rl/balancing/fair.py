@@ -16,6 +16,7 @@ from torch import Tensor
 from marble_rl.advantages import Scored
 from marble_rl.balancing.base import Combination, GradientSettings, Guarding, Weighing, check_weights
 from marble_rl.balancing.direction import STATIONARY_NORM
+from marble_rl.balancing.earlier import EarlierBatches
 from marble_rl.balancing.fair_harmonizer import FairHarmonizer, FairShares
 from marble_rl.gradients.accumulate import RewardGradients
 from marble_rl.types import Metrics
@@ -36,8 +37,7 @@ class FairSettings(GradientSettings):
 class _Batch:
     """What `commit` adds to the momenta."""
 
-    g: Tensor
-    """[K, P]"""
+    gradients: RewardGradients
     off: Sequence[str]
 
 
@@ -45,11 +45,13 @@ class Fair(Guarding):
     Settings = FairSettings
     label = "fair"
     about = "at once, each with its fair share of every step"
+    keeps_halves = False
     uses_priorities = True
 
     def __init__(self, settings: Any, rewards: Sequence[str], **context: Any) -> None:
         super().__init__(settings, rewards, **context)
         self.harmonizer = FairHarmonizer(rewards, settings.momentum, settings.ridge, self.priorities, self.guards)
+        self._earlier = EarlierBatches(rewards, settings.momentum)
 
     @classmethod
     def check(cls, settings: Any, rewards: Sequence[str]) -> None:
@@ -57,7 +59,7 @@ class Fair(Guarding):
 
     @classmethod
     def buffers(cls, rewards: Sequence[str], guards: Sequence[str]) -> int:
-        return len(rewards)
+        return len(rewards) + 1  # the weighted sum's for comparison
 
     def needs_gradients(self, step: int) -> bool:
         return True
@@ -68,26 +70,38 @@ class Fair(Guarding):
 
     def weigh(self, step: int, gradients: RewardGradients, rates: Mapping[str, float] | None = None) -> Weighing:
         off = self.rewards_off(step)
-        fair = self.harmonizer.weigh(gradients.g, off, rates)
+        products = self.harmonizer.momenta.products_with(gradients.g, gradients.gram)
+        fair = self.harmonizer.shares_for(products.after, off, rates)
+        before = self.harmonizer.shares_for(products.momenta, off, rates)
         return Weighing(
             fair.weights,
             fair.shares / fair.shares.sum().clamp_min(1e-30),
             share_figures(self.rewards, fair, self.guards),
-            _Batch(gradients.g, off),
+            _Batch(gradients, off),
             for_half=lambda gram: fair.weights,
+            elsewhere=self._earlier.measured_on(gradients, products, before.weights),
         )
 
     def weights_for(self, gram: Tensor) -> Tensor:
         return self.harmonizer.shares_for(gram).weights
 
     def commit(self, state: _Batch) -> None:
-        self.harmonizer.commit(state.g, state.off)
+        gradients = state.gradients
+        self.harmonizer.commit(gradients.g, state.off)
+        self._earlier.commit(gradients.norms.cpu() > 0, gradients.rest, state.off)
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.harmonizer.state_dict()
+        return {**self.harmonizer.state_dict(), **self._earlier.tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.harmonizer.load_state_dict(tensors)
+        self.harmonizer.load_state_dict({name: t for name, t in tensors.items() if name in self.rewards})
+        self._earlier.load_tensors(tensors)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._earlier.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._earlier.load_state_dict(state)
 
 
 def share_figures(rewards: Sequence[str], fair: FairShares, guards: Sequence[str] = ()) -> Metrics:

@@ -102,7 +102,7 @@ class FairHarmonizer:
     def weigh(self, g: Tensor, off: Sequence[str] = (), rates: Mapping[str, float] | None = None) -> FairShares:
         """What `update` would return; changes nothing. Rewards that are ``off`` get nothing and count for nothing.
         ``rates``: by guard, how it may change (guards.py); a guard without a rate is free."""
-        return self.shares_for(self._products_after(g), off, rates)
+        return self.shares_for(self.momenta.products_with(g).after, off, rates)
 
     def current(self) -> Tensor:
         """[K] float64: the weights that the momenta give without another batch; 1/K each before the first one."""
@@ -148,10 +148,6 @@ class FairHarmonizer:
     def solve(self, unit: Tensor, priorities: Tensor) -> ProportionalShares:
         """The shares for the Gram matrix of unit momenta [K, K]."""
         return proportional_shares(unit, self.ridge, priorities)
-
-    def _products_after(self, g: Tensor) -> Tensor:
-        """[K, K] float64 on the CPU: Gram matrix of the momenta after this batch."""
-        return self.momenta.products_after(g)
 
     def commit(self, g: Tensor, off: Sequence[str] = ()) -> None:
         """Add a batch to the momenta."""

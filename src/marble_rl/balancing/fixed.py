@@ -93,7 +93,7 @@ class Fixed(Scheduled, Guarding):
         off, rates = self.rewards_off(step), rates or {}
         alpha = self._coefficients * weight_vector(self.rewards, dict.fromkeys(off, 0.0))
         places = {k: name for k, name in enumerate(self.rewards) if name in self.guards}
-        products = self._momenta.products_after(gradients.g)
+        products = self._momenta.products_with(gradients.g, gradients.gram).after
         norms = products.diagonal().clamp_min(0.0).sqrt()
         unrelated, whole = (alpha * norms).square().sum(), alpha @ products @ alpha
         length = math.sqrt(max(float(unrelated), float(whole)))

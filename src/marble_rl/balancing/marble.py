@@ -38,10 +38,6 @@ class MarbleSettings(RefreshSettings):
     apply: Literal["alpha", "alpha_over_norm"] = "alpha"
     """What multiplies the advantages between refreshes. `alpha`: the smoothed coefficients (the paper); a reward with a
     larger gradient then counts for more. `alpha_over_norm`: the smoothed coefficients over smoothed gradient norms."""
-    metric: Literal["euclidean", "adam"] = "euclidean"
-    """Inner product that defines norms and cosines of gradients. `euclidean`: the usual one (the paper). `adam`, an
-    experiment: a^T P^-1 b, with P the diagonal matrix that AdamW divides by. The direction is then good for every
-    reward in the step that AdamW takes."""
 
 
 class Marble(Balancer):
@@ -53,7 +49,6 @@ class Marble(Balancer):
 
     def __init__(self, settings: Any, rewards: Sequence[str], *, adv_clip: float, **context: Any) -> None:
         super().__init__(settings, rewards, adv_clip=adv_clip, **context)
-        self.metric = settings.metric
         self.harmonizer = self.harmonizer_class(
             rewards,
             refresh_every=settings.refresh_every,
@@ -78,7 +73,7 @@ class Marble(Balancer):
         return Combination(self.harmonizer.combine(scored.advantages, step), self.coefficients(step))
 
     def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
-        solution = self.harmonizer.solve((gradients.in_metric or gradients.products).gram)
+        solution = self.harmonizer.solve(gradients.gram)
         return Weighing(solution.weights, solution.alpha_bar, solution_figures(self.rewards, solution), solution)
 
     def weights_for(self, gram: Tensor) -> Tensor:

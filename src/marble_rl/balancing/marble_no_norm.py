@@ -17,7 +17,6 @@ class MarbleNoNormSettings(RefreshSettings):
 
     type: Literal["marble_no_norm"]
     apply: ClassVar[str] = "alpha"
-    metric: ClassVar[str] = "euclidean"
 
 
 class RawHarmonizer(Harmonizer):

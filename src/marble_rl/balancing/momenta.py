@@ -7,18 +7,38 @@ for all rewards and cancels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from marble_rl.gradients.metric import gram, half_products
+from marble_rl.gradients.products import gram, products_between
 
 DECAY = 0.9
 """b by default."""
 
 
+@dataclass(frozen=True)
+class MomentumProducts:
+    """Inner products of the momenta m before a batch and of its gradients g, float64 on the CPU."""
+
+    momenta: Tensor
+    """[K, K]: m_k . m_l"""
+    mixed: Tensor
+    """[K, K]: m_k . g_l"""
+    batch: Tensor
+    """[K, K]: g_k . g_l"""
+    decay: float
+
+    @property
+    def after(self) -> Tensor:
+        """[K, K]: Gram matrix of the momenta after the batch. No momentum is changed or copied for it."""
+        b = self.decay
+        return b**2 * self.momenta + b * (1 - b) * (self.mixed + self.mixed.T) + (1 - b) ** 2 * self.batch
+
+
 class Momenta:
-    """The momenta of K rewards. `products_after` changes nothing; `commit` adds a batch."""
+    """The momenta of K rewards. `products_with` changes nothing; `commit` adds a batch."""
 
     def __init__(self, rewards: Sequence[str], decay: float = DECAY) -> None:
         self.rewards = tuple(rewards)
@@ -30,17 +50,15 @@ class Momenta:
         """[K, K] float64 on the CPU: Gram matrix of the momenta; None before the first batch."""
         return None if self.values is None else gram(self.values).cpu()
 
-    def products_after(self, g: Tensor, diagonal: Tensor | None = None) -> Tensor:
-        """[K, K] float64 on the CPU: Gram matrix of the momenta after the batch g [K, P], from products of the old
-        momenta and the new gradients; no momentum is changed or copied. With ``diagonal`` [P], in that metric."""
+    def products_with(self, g: Tensor, batch: Tensor | None = None) -> MomentumProducts:
+        """Their products with the gradients g [K, P] of a batch. ``batch``: the Gram matrix of g, if it is known."""
         if g.ndim != 2 or len(g) != len(self.rewards):
             raise ValueError(f"gradients must be [{len(self.rewards)}, P], one row per reward, got {tuple(g.shape)}")
-        b = self.decay
-        products = half_products(g if self.values is None else self.values, g, diagonal).cpu()
+        batch = (gram(g) if batch is None else batch).cpu()
         if self.values is None:
-            return (1 - b) ** 2 * products[1, 1]
-        mixed = products[0, 1] + products[1, 0]
-        return b**2 * products[0, 0] + b * (1 - b) * mixed + (1 - b) ** 2 * products[1, 1]
+            return MomentumProducts(torch.zeros_like(batch), torch.zeros_like(batch), batch, self.decay)
+        mixed = products_between(self.values, g).cpu()
+        return MomentumProducts(gram(self.values).cpu(), mixed, batch, self.decay)
 
     @torch.no_grad()
     def commit(self, g: Tensor, off: Sequence[str] = ()) -> None:

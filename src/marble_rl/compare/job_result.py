@@ -27,7 +27,7 @@ from marble_rl.storage import Record, storage_errors, write_bytes
 
 NOT_WALL_TIME = ("time/scoring", "time/waiting")
 """Stages that pass while another one is timed."""
-_HARMONY = ("harmony/", "heldout/", "ws_harmony/", "ws_heldout/", "metric_", "ws_metric_")
+_HARMONY = ("harmony/", "heldout/", "ws_harmony/", "ws_heldout/")
 AVERAGED = ("alpha_bar/", "signal/", *_HARMONY, "qp/", "guard/no_signal/")
 """Figures of metrics.jsonl whose means over the lines that have them are kept."""
 AGAIN = "run the same command again"

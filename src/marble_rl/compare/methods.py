@@ -99,12 +99,11 @@ FIXED = {
             "the QP on correlations of advantages, no gradient per reward: what MARBLE is where gradients are noise",
             type="min_variance",
         ),
-        _marble("marble_adam_metric", "MARBLE, gradients measured as AdamW steps", metric="adam"),
     )
 }
 
 JOINT = ("weighted_sum", "sequential", "gdpo", "uniform", "marble", "fair")
-VARIANTS = ("marble_alpha_over_norm", "unit_mean", "min_variance", "marble_adam_metric", "marble_late_uniform")
+VARIANTS = ("marble_alpha_over_norm", "unit_mean", "min_variance", "marble_late_uniform")
 ABLATIONS = (
     *("marble_no_norm", "marble_every_step", "marble_n5", "marble_n20", "marble_rho01", "marble_rho09"),
     "dropout",

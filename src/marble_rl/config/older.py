@@ -31,21 +31,22 @@ def _marble(balance: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"balance.solver: noise_aware {GONE}. Remove the key, or use marble 0.1.0 for this run")
     if balance.get("smooth") == "gram":
         raise InputError(f"balance.smooth: gram {GONE}. Remove the key, or use marble 0.1.0 for this run")
+    if balance.get("metric") == "adam":
+        raise InputError(f"balance.metric: adam {GONE}. Remove the key, or use marble 0.1.0 for this run")
     if balance.get("solver") == "equal":
         return _unit_mean(balance)
     if balance.get("normalize") is False:
-        for key, wanted in (("apply", "alpha"), ("metric", "euclidean")):
-            if balance.get(key, wanted) != wanted:
-                raise InputError(f"balance.{key}: {balance[key]} needs unit gradients; remove balance.normalize: false")
+        if balance.get("apply", "alpha") != "alpha":
+            raise InputError(f"balance.apply: {balance['apply']} needs unit gradients; remove balance.normalize: false")
         kept = (*REFRESH_KEYS, "uniform_after")
         return {"type": "marble_no_norm", **{key: balance[key] for key in kept if key in balance}}
-    defaults = {"solver": "min_norm", "smooth": "alpha", "normalize": True}
+    defaults = {"solver": "min_norm", "smooth": "alpha", "normalize": True, "metric": "euclidean"}
     return {key: value for key, value in balance.items() if key not in defaults or value != defaults[key]}
 
 
 def _unit_mean(balance: dict[str, Any]) -> dict[str, Any]:
     """``solver: equal`` over norms is `type: unit_mean` now; without them it was `type: fixed` between refreshes."""
-    for key, wanted in (("apply", "alpha_over_norm"), ("metric", "euclidean"), ("uniform_after", None)):
+    for key, wanted in (("apply", "alpha_over_norm"), ("uniform_after", None)):
         if balance.get(key, wanted if key != "apply" else "alpha") != wanted:
             raise InputError(
                 f"balance.solver: equal with {key}: {balance.get(key, 'alpha')} was removed; "

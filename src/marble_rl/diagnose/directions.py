@@ -20,7 +20,6 @@ MEANINGS = {
     "unit_mean": "the mean of the unit gradients",
     "marble": "the min-norm point of this batch's unit gradients (the paper's refresh)",
     "min_variance": "the same of the advantages instead of the gradients: their mix with the smallest variance",
-    "marble_adam_metric": "the min-norm point in AdamW's metric, so for the step that it takes",
     "marble_no_norm": "the min-norm point without unit length (the paper's ablation)",
     "between_refreshes": "the run's smoothed coefficients on advantages (the paper's other steps)",
     "alpha_over_norm": "the run's smoothed coefficients on unit gradients",
@@ -28,20 +27,16 @@ MEANINGS = {
 }
 
 
-def directions(
-    products: Tensor, advantages: Tensor, rewards: int, alpha_bar: Tensor | None, in_metric: Tensor | None = None
-) -> dict[str, Tensor]:
+def directions(products: Tensor, advantages: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str, Tensor]:
     """By name, [M, J] weights of each batch's gradients, from their products [M, J, M, J].
 
     ``advantages`` [M, K, K]: mean_i A_ki A_li of each batch. ``alpha_bar`` [K]: the run's smoothed coefficients, where
-    it has any. ``in_metric`` [M, J, J]: each batch's Gram matrix in AdamW's metric, where it is known.
+    it has any.
     """
     plain = torch.einsum("mjmi->mji", products)
     rules = _rules(products, rewards, alpha_bar)
     weights = {name: torch.stack([rule(gram) for gram in plain]) for name, rule in rules.items()}
     weights["min_variance"] = torch.stack([_padded(common_direction(of).weights) for of in advantages])
-    if in_metric is not None:
-        weights["marble_adam_metric"] = torch.stack([rules["marble"](gram) for gram in in_metric])
     return {name: weights[name] for name in MEANINGS if name in weights}
 
 

@@ -19,7 +19,7 @@ from marble_rl.diagnose.directions import directions
 from marble_rl.diagnose.record import Sample
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
-from marble_rl.gradients.metric import gradient_size, gram
+from marble_rl.gradients.products import gram
 from marble_rl.inference.opening import Opened
 from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
@@ -114,7 +114,7 @@ def measure(
     products = gram(g.flatten(0, 1)).view(*g.shape[:2], *g.shape[:2])  # [M, J, M, J]
     on_products(products)
     alpha_bar = rule.coefficients(checkpoint.step) if rule.uses_gradients() else None
-    every = directions(products, advantages, k, alpha_bar, _in_metric(g, shared, updater, k))
+    every = directions(products, advantages, k, alpha_bar)
     steps = _applied(g, shared, products, every, updater, k)
     images = config.rollout.groups * config.rollout.group_size
     return Measured(names, images, products, advantages, steps, samples, every, alpha_bar)
@@ -142,16 +142,6 @@ def _measuring(config: RunConfig) -> RunConfig:
 def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:
     count = torch.Size(shape).numel()
     return torch.from_file(str(path), shared=True, size=count, dtype=torch.float32).view(shape)
-
-
-def _in_metric(g: Tensor, shared: Tensor, updater: Updater, k: int) -> Tensor:
-    """[M, J, J]: each batch's Gram matrix in AdamW's metric, as a run with `balance.metric: adam` computes it."""
-    device = updater.policy.flat.device  # of AdamW's moments
-    grams = []
-    for m in range(len(g)):
-        size = gradient_size(g[m, :k], shared[m]).to(device)
-        grams.append(gram(g[m], updater.preconditioner(size).cpu()))
-    return torch.stack(grams)
 
 
 def _applied(

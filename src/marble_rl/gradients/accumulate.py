@@ -29,7 +29,7 @@ from torch import Tensor
 
 from marble_rl.distributed.world import World
 from marble_rl.gradients.fused import ColumnSums
-from marble_rl.gradients.metric import Metric, Products, gradient_size, half_products, mean_products
+from marble_rl.gradients.products import Products, gram, half_products, mean_products
 from marble_rl.types import HALVES
 
 Method = Literal["fused", "passes"]
@@ -61,28 +61,23 @@ class RewardGradients:
     gram: Tensor
     """[J, J] float64: g g^T."""
     cross: Tensor | None
-    """[J, J] float64: M above, the unbiased products; None if one half has no samples."""
+    """[J, J] float64: M above, the unbiased products; None if one half has no samples, or halves were not kept
+    apart."""
     half_gram: Tensor | None
     """[2, 2, J, J] float64: products of the two halves' gradients. ``cross`` is the mean of [0, 1] and [1, 0]."""
+    rest: Tensor | None = None
+    """[J - columns, P]: the gradients that `first` left out"""
     by_passes: tuple[int, ...] = ()
     """Positions in ``params`` of parameters that no fused layer supports: they cost a backward pass per column."""
-    in_metric: Products | None = None
-    """The same products in the optimizer's metric, where they were asked for."""
 
     @property
     def products(self) -> Products:
-        """The Euclidean products."""
         return Products(self.gram, self.cross, self.half_gram)
 
     def first(self, columns: int) -> RewardGradients:
         """The first columns only, for example the rewards without the weighted-sum probe."""
-        return replace(
-            self,
-            g=self.g[:columns],
-            norms=self.norms[:columns],
-            **vars(self.products.first(columns)),
-            in_metric=None if self.in_metric is None else self.in_metric.first(columns),
-        )
+        products = vars(self.products.first(columns))
+        return replace(self, g=self.g[:columns], rest=self.g[columns:], norms=self.norms[:columns], **products)
 
 
 class GradientAccumulator:
@@ -97,6 +92,7 @@ class GradientAccumulator:
     ``lockstep``: make the same backward passes on all ranks, even for columns of zeros. A failed comparison is then
     raised by `sum_over`, which all ranks call.
     ``computed_in``: dtype of the model, which sets the tolerance of ``verify``.
+    ``keep_halves``: False takes half of the memory, and there are no unbiased products.
     """
 
     def __init__(
@@ -107,6 +103,7 @@ class GradientAccumulator:
         verify: bool = False,
         lockstep: bool = False,
         computed_in: torch.dtype = torch.float32,
+        keep_halves: bool = True,
     ) -> None:
         if method not in ("fused", "passes"):
             raise ValueError(f"method must be 'fused' or 'passes', got {method!r}")
@@ -123,7 +120,7 @@ class GradientAccumulator:
         sizes = [p.numel() for p in self.params]
         first = self.params[0]
         # Halves are only needed for products of columns; without columns one sum is enough.
-        halves = HALVES if columns else 1
+        halves = HALVES if columns and keep_halves else 1
         count = halves * (columns + 1) * sum(sizes)
         # One buffer for one all-reduce: the gradients, the number of rows of each half, and the caller's sums.
         self._buffer = torch.zeros(count + HALVES + _SPARE + columns, dtype=first.dtype, device=first.device)
@@ -192,32 +189,28 @@ class GradientAccumulator:
         self._rows = [int(count) for count in totals[:HALVES]]
         return totals[HALVES:].to(sums)
 
-    def finish(self, metric: Metric | None = None) -> RewardGradients:
-        """The mean gradients over all rows added, and their products: Euclidean, and in ``metric`` if one is given.
+    def finish(self) -> RewardGradients:
+        """The mean gradients over all rows added, and their products.
 
         Call it once: the result reuses the accumulator's memory.
         """
         total = 0 if self._finished else sum(self._rows)
         if total == 0:
             raise ValueError("no rows were added")
-        euclidean = self._products()
-        in_metric = None if metric is None else self._products(metric.diagonal(self._size(metric.rewards)))
-        norms = euclidean.gram.diagonal().clamp_min(0.0).sqrt()
+        products = self._products()
+        norms = products.gram.diagonal().clamp_min(0.0).sqrt()
         mean = self._sums[0]
         for other in self._sums[1:]:
             mean.add_(other)
         mean.div_(total)
         self._finished = True
         by_passes = tuple(sorted(self._by_passes))
-        return RewardGradients(mean[:-1], mean[-1], norms, **vars(euclidean), by_passes=by_passes, in_metric=in_metric)
+        return RewardGradients(mean[:-1], mean[-1], norms, **vars(products), by_passes=by_passes)
 
-    def _products(self, diagonal: Tensor | None = None) -> Products:
-        return mean_products(half_products(self._sums[0, :-1], self._sums[-1, :-1], diagonal), self._rows)
-
-    def _size(self, rewards: int) -> Tensor:
-        """[P]: `gradient_size` of the first ``rewards`` columns and the shared part."""
-        means = (self._sums[:, j].sum(0) / sum(self._rows) for j in range(rewards))
-        return gradient_size(means, self._sums[:, -1].sum(0) / sum(self._rows))
+    def _products(self) -> Products:
+        if len(self._sums) == 1:
+            return Products(gram(self._sums[0, :-1]) / sum(self._rows) ** 2, None, None)
+        return mean_products(half_products(self._sums[0, :-1], self._sums[1, :-1]), self._rows)
 
     def _one_pass(self, slope: Tensor, columns: Tensor, half_masks: list[tuple[int, Tensor]]) -> None:
         """Fused layers add their gradients during the pass; autograd returns only those of unsupported parameters."""

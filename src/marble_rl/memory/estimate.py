@@ -171,11 +171,13 @@ def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimat
         training = [_training(model, loss, rows, shape, columns)]
         model.transformer.enable_gradient_checkpointing()
         training.append(_training(model, loss, rows, shape, columns))
+    rule = RULES.part_of(config.balance)
+    halves = HALVES if rule.keeps_halves else 1
     return Estimate(
         parameters={**parameters, "adapter": adapter},
         weights={**held, "adapter": (3 + 2) * adapter * FLOAT},
-        gradient_buffer=(HALVES * (columns + 1) if columns else 1) * adapter * FLOAT,
-        rule=RULES.part_of(config.balance).buffers(config.trained_rewards, list(config.guards)) * adapter * FLOAT,
+        gradient_buffer=(halves * (columns + 1) if columns else 1) * adapter * FLOAT,
+        rule=rule.buffers(config.trained_rewards, list(config.guards)) * adapter * FLOAT,
         sampling=sampling,
         decoding=decoding,
         training=training[0],

@@ -69,9 +69,7 @@ def _quadratic_program(run: RunData) -> list[Guard]:
         text = f"at most {max(residual):.0e}".replace("-", MINUS)
         result.append(Guard("error of the quadratic program", text, max(residual) < 1e-9))
     if rule.never_opposes(balance):
-        # In AdamW's metric the guarantee is one in that metric, and its figures are logged beside the plain ones.
-        key = "metric_harmony/conflict" if run.series("metric_harmony/conflict") else "harmony/conflict"
-        result += _times(run, key, "updates against a reward in their own batch", 0.0)
+        result += _times(run, "harmony/conflict", "updates against a reward in their own batch", 0.0)
     return result
 
 

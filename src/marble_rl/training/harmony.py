@@ -54,18 +54,13 @@ def in_batch_harmony(gram: Tensor, weights: Tensor, rewards: int) -> Harmony | N
     return harmony(products[:rewards], gram.diagonal()[:rewards], weights @ products)
 
 
-def other_half_harmony(
-    half_gram: Tensor, rule: Callable[[Tensor], Tensor], rewards: int, made_from: Tensor | None = None
-) -> Harmony | None:
+def other_half_harmony(half_gram: Tensor, rule: Callable[[Tensor], Tensor], rewards: int) -> Harmony | None:
     """Harmony of a direction made from one half with the other half's gradients, averaged over both choices of half.
 
-    ``rule`` computes the direction's weights [J] from one half's Gram matrix [J, J]. It gets ``made_from``
-    [2, 2, J, J] if given, else ``half_gram``; the cosines are always those of ``half_gram``. The two differ if the
-    rule works in the optimizer's metric and the cosines are Euclidean."""
-    seen = half_gram if made_from is None else made_from
+    ``half_gram`` [2, 2, J, J]. ``rule`` computes the direction's weights [J] from one half's Gram matrix [J, J]."""
     ways = []
     for made, measured in ((0, 1), (1, 0)):
-        weights = rule(seen[made, made])
+        weights = rule(half_gram[made, made])
         ways.append(
             harmony(
                 (half_gram[measured, made] @ weights)[:rewards],
@@ -79,13 +74,20 @@ def other_half_harmony(
     return Harmony(*(sum(getattr(way, name) for way in both) / len(both) for name in Harmony.__annotations__))
 
 
+def products_of_halves(half_gram: Tensor) -> Tensor:
+    """[K]: M_kk from the products [2, 2, K, K] of the two halves' gradients; NaN where a half has no gradient."""
+    there = (half_gram[0, 0].diagonal() > 0) & (half_gram[1, 1].diagonal() > 0)
+    return torch.where(there, half_gram[0, 1].diagonal(), torch.nan)
+
+
 @dataclass(frozen=True)
 class Signal:
     """signal_k = M_kk / G_kk: the share of a reward's squared gradient norm that is not noise.
 
-    G is the Gram matrix of the batch. M_kk is the product of the gradients of the two halves, which estimates the
-    squared norm of the expected gradient without bias. Numerator and denominator are running means over refreshes.
-    Near 1: the reward can be learnt at this batch size. Near 0: its gradient is noise.
+    G is the Gram matrix of the batch. M_kk is the product of the gradients of two halves, or of a batch and what a rule
+    remembers of earlier ones: it estimates the squared norm of the expected gradient without bias. Numerator and
+    denominator are running means over refreshes. Near 1: the reward can be learnt at this batch size. Near 0: its
+    gradient is noise.
     """
 
     unbiased: Tensor
@@ -103,12 +105,11 @@ class Signal:
         """[K]; NaN for rewards that no refresh has measured."""
         return self.unbiased / self.raw
 
-    def after(self, gram: Tensor, half_gram: Tensor, decay: float = SIGNAL_DECAY) -> Signal:
-        """The signal after one more refresh, from the products ``gram`` [K, K] and ``half_gram`` [2, 2, K, K]. A reward
-        that has no gradient in one of the halves keeps its value."""
-        raw = gram.diagonal().to(self.raw)
-        unbiased = half_gram[0, 1].diagonal().to(self.unbiased)
-        seen = (half_gram[0, 0].diagonal() > 0) & (half_gram[1, 1].diagonal() > 0) & (raw > 0)
+    def after(self, raw: Tensor, unbiased: Tensor, decay: float = SIGNAL_DECAY) -> Signal:
+        """The signal after one more refresh with G_kk ``raw`` [K] and M_kk ``unbiased`` [K]. A reward whose M_kk is
+        NaN, or that has no gradient, keeps its value."""
+        raw, unbiased = raw.to(self.raw), unbiased.to(self.unbiased)
+        seen = ~unbiased.isnan() & (raw > 0)
         return Signal(
             torch.where(seen, decay * self.unbiased + (1 - decay) * unbiased, self.unbiased),
             torch.where(seen, decay * self.raw + (1 - decay) * raw, self.raw),

@@ -20,7 +20,6 @@ from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, NonFiniteGradient
 from marble_rl.gradients.accumulate import FusedMismatch, RewardGradients
-from marble_rl.gradients.metric import Metric
 from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
@@ -29,7 +28,7 @@ from marble_rl.runs.checkpoint import RULE, Checkpoint
 from marble_rl.runs.log import Display
 from marble_rl.storage import save_safetensors, storage_errors
 from marble_rl.training.batch import TrainingBatch
-from marble_rl.training.harmony import Signal
+from marble_rl.training.harmony import Signal, products_of_halves
 from marble_rl.training.loss_scale import LossScale
 from marble_rl.training.metrics import by_name, refresh_metrics
 from marble_rl.training.policy_gradients import GradientStage, PolicyGradients
@@ -147,15 +146,22 @@ class Learner:
         gradients = result.gradients
         with display.stage("coefficients"):
             weighing = self._weighing(gradients.first(k), rates)
-            signal = self.signal
-            if gradients.half_gram is not None:
-                signal = signal.after(gradients.gram[:k, :k].cpu(), gradients.half_gram[:, :, :k, :k].cpu())
+            signal = self._signal_after(gradients.first(k), weighing)
             rule = weighing.for_half or self.rule.weights_for
             figures = refresh_metrics(self.names, gradients, weighing, signal, rule)
         gradient = weighing.weights.to(gradients.g) @ gradients.g[:k] + gradients.shared
         loss = result.base + float(weighing.weights @ result.slopes[:k])
         figures = {**self._loss_figures(loss, result, weighing.coefficients), **figures}
         return Proposal(gradient, loss, figures, weighing.state, signal)
+
+    def _signal_after(self, gradients: RewardGradients, weighing: Weighing) -> Signal:
+        if weighing.elsewhere is not None:
+            unbiased = weighing.elsewhere.unbiased
+        elif gradients.half_gram is not None:
+            unbiased = products_of_halves(gradients.half_gram.cpu())
+        else:
+            return self.signal
+        return self.signal.after(gradients.gram.diagonal().cpu(), unbiased)
 
     def _weighing(self, gradients: RewardGradients, rates: Mapping[str, float] | None) -> Weighing:
         if self.config.guards and isinstance(self.rule, Guarding):
@@ -166,7 +172,6 @@ class Learner:
         """Gradients of the K rewards and, as the last column, of the weighted-sum probe."""
         probe = scored.weighted_sum(weight_vector(self.names, self.rule.sum_weights(self.config.balance)))
         columns = torch.cat([scored.advantages, probe[:, None]], dim=1)[rows]
-        metric = Metric(len(self.names), self.updater.preconditioner) if self.rule.metric == "adam" else None
         with display.stage("gradients"):
             try:
                 result = self.gradients.per_reward(
@@ -174,7 +179,7 @@ class Learner:
                     columns,
                     method=self.rule.gradient_method,
                     verify=not self._fused_verified,
-                    metric=metric,
+                    keep_halves=self.rule.keeps_halves,
                     on_rows=self._progress(batch, display),
                 )
             except FusedMismatch as mismatch:

@@ -85,5 +85,4 @@ def unscaled(gradients: RewardGradients, scale: float) -> RewardGradients:
         shared=gradients.shared.div_(scale),
         norms=gradients.norms / scale,
         **vars(gradients.products.divided_by(square)),
-        in_metric=None if gradients.in_metric is None else gradients.in_metric.divided_by(square),
     )

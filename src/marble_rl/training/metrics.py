@@ -9,7 +9,7 @@ from torch import Tensor
 
 from marble_rl.balancing.base import Weighing
 from marble_rl.gradients.accumulate import RewardGradients
-from marble_rl.training.harmony import Harmony, Signal, in_batch_harmony, other_half_harmony
+from marble_rl.training.harmony import Harmony, Signal, harmony, in_batch_harmony, other_half_harmony
 from marble_rl.types import Metrics, RewardTable
 
 
@@ -40,16 +40,12 @@ def refresh_metrics(
     rule: Callable[[Tensor], Tensor],
 ) -> Metrics:
     """The metrics of a refresh. The last column of the gradients is the weighted-sum probe. ``rule`` computes the
-    balancing rule's weights [K] from a Gram matrix [K, K].
-
-    If the rule works in the optimizer's metric, directions are computed from the products in that metric, and cosines
-    are measured twice: in the Euclidean product and in the metric."""
+    balancing rule's weights [K] from a Gram matrix [K, K]."""
     k = len(names)
-    metrics = {
-        **weighing.figures,
-        **by_name("grad_norm", names, gradients.norms[:k]),
-        **(by_name("signal", names, signal.share) if gradients.half_gram is not None else {}),
-    }
+    gram, half_gram, elsewhere = gradients.gram.cpu(), gradients.half_gram, weighing.elsewhere
+    metrics = {**weighing.figures, **by_name("grad_norm", names, gradients.norms[:k])}
+    if half_gram is not None or elsewhere is not None:
+        metrics |= by_name("signal", names, signal.share)
 
     def ours(g: Tensor) -> Tensor:
         return torch.cat([rule(g[:k, :k]), torch.zeros(1)])
@@ -57,15 +53,14 @@ def refresh_metrics(
     def weighted_sum(g: Tensor) -> Tensor:
         return torch.eye(k + 1, dtype=g.dtype)[k]
 
-    made = gradients.in_metric or gradients.products
-    measured = {"": gradients.products} | ({"metric_": gradients.in_metric} if gradients.in_metric else {})
-    for prefix, weights in (("", ours), ("ws_", weighted_sum)):
-        for metric, products in measured.items():
-            in_batch = in_batch_harmony(products.gram.cpu(), weights(made.gram.cpu()), k)
-            metrics |= _harmony(f"{prefix}{metric}harmony", in_batch)
-            if products.half_gram is not None and made.half_gram is not None:
-                other_half = other_half_harmony(products.half_gram.cpu(), weights, k, made.half_gram.cpu())
-                metrics |= _harmony(f"{prefix}{metric}heldout", other_half)
+    for place, (prefix, weights) in enumerate((("", ours), ("ws_", weighted_sum))):
+        metrics |= _harmony(f"{prefix}harmony", in_batch_harmony(gram, weights(gram), k))
+        if elsewhere is not None:
+            squares = gram.diagonal()[:k]
+            there = harmony(elsewhere.directions[place], squares, elsewhere.squared_norms[place])
+            metrics |= _harmony(f"{prefix}heldout", there)
+        elif half_gram is not None:
+            metrics |= _harmony(f"{prefix}heldout", other_half_harmony(half_gram.cpu(), weights, k))
     return metrics
 
 

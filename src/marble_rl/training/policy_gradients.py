@@ -16,7 +16,6 @@ from torch import Tensor
 
 from marble_rl.distributed.world import World
 from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGradients
-from marble_rl.gradients.metric import Metric
 from marble_rl.losses.base import AffineLoss, Loss, reference_divergence
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
@@ -61,7 +60,7 @@ class _Request:
     on_policy: bool
     method: Method = "fused"
     verify: bool = False
-    metric: Metric | None = None
+    keep_halves: bool = True
     on_rows: Callable[[int], None] = lambda rows: None
 
 
@@ -107,14 +106,14 @@ class GradientStage:
         *,
         method: Method = "fused",
         verify: bool = False,
-        metric: Metric | None = None,
+        keep_halves: bool = True,
         on_rows: Callable[[int], None] = lambda rows: None,
     ) -> PolicyGradients:
         """One gradient for each column of advantages [N, J], and the shared gradient of base and KL.
 
-        ``verify``: compare one fused gradient with a separate backward pass. ``metric``: also compute the products in
-        it."""
-        return self._compute(_Request(batch, columns, True, self._on_policy, method, verify, metric, on_rows))
+        ``verify``: compare one fused gradient with a separate backward pass. ``keep_halves``: as for
+        `GradientAccumulator`."""
+        return self._compute(_Request(batch, columns, True, self._on_policy, method, verify, keep_halves, on_rows))
 
     @property
     def _on_policy(self) -> bool:
@@ -129,8 +128,7 @@ class GradientStage:
         accumulator, own = self.micro_batch.with_retries(lambda size: self._accumulate(request, scale, size))
         totals = accumulator.sum_over(self.world, own)
         means = totals / request.batch.total_rows
-        metric = request.metric and request.metric.of_scaled(scale)
-        gradients = unscaled(accumulator.finish(metric), scale)
+        gradients = unscaled(accumulator.finish(), scale)
         return PolicyGradients(gradients, base=float(means[0]), kl=float(means[1]), slopes=means[2:])
 
     def _accumulate(self, request: _Request, scale: float, size: int) -> tuple[GradientAccumulator, Tensor]:
@@ -143,6 +141,7 @@ class GradientStage:
             request.verify,
             self.world.lockstep,
             self.model.dtype,
+            request.keep_halves,
         )
         every = self.loss.settings.regularize_every
         offset = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))

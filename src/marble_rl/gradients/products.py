@@ -1,0 +1,88 @@
+"""Inner products of gradients in float64: P (the number of parameters) is large, and rounding errors would add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marble_rl.types import HALVES
+
+_CHUNK = 1 << 14
+"""Parameters at a time; few enough that the float64 copy stays in the processor's cache"""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products of J gradients, float64."""
+
+    gram: Tensor
+    """[J, J]"""
+    cross: Tensor | None
+    """[J, J]: unbiased products; None if one half of the batch has no samples"""
+    half_gram: Tensor | None
+    """[2, 2, J, J]: products of the two halves' gradients; None if one half has no samples"""
+
+    def first(self, k: int) -> Products:
+        """The products of the first k gradients."""
+        cross, half_gram = self.cross, self.half_gram
+        return Products(
+            self.gram[:k, :k],
+            None if cross is None else cross[:k, :k],
+            None if half_gram is None else half_gram[:, :, :k, :k],
+        )
+
+    def divided_by(self, square: float) -> Products:
+        cross, half_gram = self.cross, self.half_gram
+        return Products(
+            self.gram / square,
+            None if cross is None else cross / square,
+            None if half_gram is None else half_gram / square,
+        )
+
+
+def mean_products(sums: Tensor, rows: list[int]) -> Products:
+    """Products of mean gradients, from the products [2, 2, J, J] of the two halves' summed gradients. ``rows``: the
+    number of rows of each half."""
+    gram = sums.sum((0, 1)) / sum(rows) ** 2
+    if not all(rows) or not len(gram):
+        return Products(gram, None, None)
+    counts = torch.tensor(rows, dtype=torch.float64, device=sums.device)
+    half_gram = sums / counts[:, None, None, None] / counts[None, :, None, None]
+    return Products(gram, (half_gram[0, 1] + half_gram[1, 0]) / 2, half_gram)
+
+
+def half_products(first: Tensor, second: Tensor) -> Tensor:
+    """[2, 2, J, J] float64: products of the rows of ``first`` and ``second`` [J, P]."""
+    rows = len(first)
+    products = torch.zeros(HALVES, HALVES, rows, rows, dtype=torch.float64, device=first.device)
+    for a, b in zip(_pieces(first), _pieces(second), strict=True):
+        products[0, 0].addmm_(a, a.T)
+        products[0, 1].addmm_(a, b.T)
+        products[1, 1].addmm_(b, b.T)
+    products[1, 0] = products[0, 1].T
+    return products
+
+
+def products_between(first: Tensor, second: Tensor) -> Tensor:
+    """[I, J] float64: products of the rows of ``first`` [I, P] with those of ``second`` [J, P]."""
+    products = torch.zeros(len(first), len(second), dtype=torch.float64, device=first.device)
+    for a, b in zip(_pieces(first), _pieces(second), strict=True):
+        products.addmm_(a, b.T)
+    return products
+
+
+def gram(g: Tensor) -> Tensor:
+    """[J, J] float64: Gram matrix of the rows of ``g`` [J, P]."""
+    products = torch.zeros(len(g), len(g), dtype=torch.float64, device=g.device)
+    for piece in _pieces(g):
+        products.addmm_(piece, piece.T)
+    return products
+
+
+def _pieces(g: Tensor) -> Iterator[Tensor]:
+    """Blocks [J, <= _CHUNK] float64."""
+    for start in range(0, g.shape[1], _CHUNK):
+        yield g[:, start : start + _CHUNK].to(torch.float64)
