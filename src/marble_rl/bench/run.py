@@ -14,6 +14,8 @@ from rich.table import Table
 from marble_rl import __version__
 from marble_rl.bench.measure import Round, Spread, largest_difference, peak_memory, qp_microseconds, time_rounds
 from marble_rl.bench.workload import (
+    FAIR,
+    FAIR_LAZY,
     FUSED,
     FUSED_LAZY,
     LAZY,
@@ -29,7 +31,7 @@ from marble_rl.storage import storage_errors, write_json
 
 BENCH = "bench.json"
 AMORTISED_OVER = 10
-MEMORY_OF = (WEIGHTED_SUM, PASSES, FUSED[5], FUSED[50])
+MEMORY_OF = (WEIGHTED_SUM, PASSES, FUSED[5], FUSED[50], *FAIR.values())
 QP_SIZES = (5, 20, 50)
 
 
@@ -117,6 +119,9 @@ def _claims(times: list[Round]) -> dict[str, Spread]:
         "every step, K=5, both lazy": _ratio(times, WEIGHTED_SUM_LAZY, FUSED_LAZY),
         "every step, K=5, lazy, against plain NFT": _ratio(times, WEIGHTED_SUM, FUSED_LAZY),
         "cost of K=50 over K=5": _ratio(times, FUSED[50], FUSED[5]),
+        "fair, K=5": _ratio(times, WEIGHTED_SUM, FAIR[5]),
+        "fair, K=5, both lazy": _ratio(times, WEIGHTED_SUM_LAZY, FAIR_LAZY),
+        "fair, K=5, lazy, against plain NFT": _ratio(times, WEIGHTED_SUM, FAIR_LAZY),
     }
 
 

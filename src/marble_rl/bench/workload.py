@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marble_rl.balancing.earlier import WEIGHTED_SUM as WEIGHTED_SUM_MOMENTUM
+from marble_rl.balancing.fair import Fair, FairSettings
 from marble_rl.balancing.harmonizer import Harmonizer
 from marble_rl.config.run import OptimizerConfig
 from marble_rl.gradients.accumulate import Method
@@ -54,6 +56,8 @@ class Step:
     """Number of rewards; 0: a weighted sum, with one advantage and one backward pass."""
     method: Method = "fused"
     regularize_every: int = 1
+    fair: bool = False
+    """Fair balancing; otherwise a refresh of MARBLE"""
 
 
 WEIGHTED_SUM = Step("weighted sum", 0)
@@ -61,7 +65,9 @@ WEIGHTED_SUM_LAZY = Step("weighted sum, lazy", 0, regularize_every=LAZY)
 PASSES = Step("K passes, K=5", 5, "passes")
 FUSED = {k: Step(f"fused, K={k}", k) for k in (1, 5, 20, 50)}
 FUSED_LAZY = Step("fused, K=5, lazy", 5, regularize_every=LAZY)
-STEPS = (WEIGHTED_SUM, WEIGHTED_SUM_LAZY, PASSES, *FUSED.values(), FUSED_LAZY)
+FAIR = {k: Step(f"fair, K={k}", k, fair=True) for k in (5, 50)}
+FAIR_LAZY = Step("fair, K=5, lazy", 5, regularize_every=LAZY, fair=True)
+STEPS = (WEIGHTED_SUM, WEIGHTED_SUM_LAZY, PASSES, *FUSED.values(), FUSED_LAZY, *FAIR.values(), FAIR_LAZY)
 
 
 class Workload:
@@ -98,6 +104,7 @@ class Workload:
             step=0,
         )
         self._advantages = torch.randn(n, 1 + max(step.rewards for step in STEPS), generator=dice)
+        self._fair: dict[int, Fair] = {}
 
     @property
     def parameters(self) -> int:
@@ -118,19 +125,36 @@ class Workload:
         stage = GradientStage(self.model, self.policy, loss, self.size.micro_batch)
         if not step.rewards:
             return stage.combined(self.batch, self._advantages[:, 0])
-        return stage.per_reward(self.batch, self._advantages[:, :columns], method=step.method)
+        advantages, keep_halves = self._advantages[:, :columns], not step.fair
+        return stage.per_reward(self.batch, advantages, method=step.method, keep_halves=keep_halves)
 
     def run(self, step: Step) -> None:
         """A whole step after sampling: predictions, gradients, Gram and QP where there are rewards, the update."""
+        rule = self._fair_rule(step.rewards) if step.fair else None
         computed = self.gradients(step)
         g, k = computed.gradients, step.rewards
         gradient: Tensor = g.shared
-        if k:
+        if rule is not None:
+            weighing = rule.weigh(0, g.first(k))
+            gradient = weighing.weights.to(g.g) @ g.g[:k] + g.shared
+            rule.commit(weighing.state)
+        elif k:
             harmonizer = Harmonizer([str(i) for i in range(k)])
             weights = harmonizer.refresh(g.gram[:k, :k]).weights
             gradient = weights.to(g.g) @ g.g[:k] + g.shared
         self.updater.apply(gradient, computed.base, 0)
         assert not self.policy.equal(OLD, TRAINED)
+
+    def _fair_rule(self, rewards: int) -> Fair:
+        """With momenta, as after the first step of a run."""
+        if rewards not in self._fair:
+            names = [str(i) for i in range(rewards)]
+            rule = Fair(FairSettings(type="fair"), names, adv_clip=5.0, seed=0)
+            flat = self.policy.flat.detach()
+            rule.load_tensors({name: torch.randn_like(flat) for name in (*names, WEIGHTED_SUM_MOMENTUM)})
+            rule.load_state_dict({"counted": [1.0] * rewards})
+            self._fair[rewards] = rule
+        return self._fair[rewards]
 
 
 def _pipeline(size: Size) -> Any:
