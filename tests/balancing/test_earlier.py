@@ -79,7 +79,7 @@ def test_directions_are_those_of_the_momenta_before_the_batch() -> None:
     first, second, third = (torch.randn(3, SIZE, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
     assert step(rule, first) is None
     step(rule, second)
-    momenta = 0.25 * first + 0.5 * second
+    momenta = (0.5 * (0.5 * first).bfloat16().float() + 0.5 * second).bfloat16().float()
     weights = rule.harmonizer.shares_for(gram(momenta[:2])).weights.float()
     elsewhere = step(rule, third)
     assert elsewhere is not None

@@ -51,7 +51,7 @@ def test_a_free_guard_changes_nothing() -> None:
 
 def test_a_guard_at_its_floor_does_not_fall() -> None:
     """Against the momenta, which is what the rule sees; written out in the space of the vectors."""
-    fair = FairHarmonizer(NAMES, guards=["plain"])
+    fair = FairHarmonizer(NAMES, guards=["plain"], stored_as=torch.float32)
     m = torch.zeros(3, 40, dtype=torch.float64)
     for seed in range(5):
         g = batch(seed)

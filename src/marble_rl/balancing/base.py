@@ -150,8 +150,8 @@ class Balancer(ABC):
         return issubclass(cls.Settings, GradientSettings)
 
     @classmethod
-    def buffers(cls, rewards: Sequence[str], guards: Sequence[str]) -> int:
-        """How many tensors of the adapter's size the rule keeps between steps."""
+    def bytes_per_parameter(cls, rewards: Sequence[str], guards: Sequence[str]) -> int:
+        """Bytes that the rule keeps between steps for each trained parameter."""
         return 0
 
     @classmethod

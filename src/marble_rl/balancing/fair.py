@@ -18,6 +18,7 @@ from marble_rl.balancing.base import Combination, GradientSettings, Guarding, We
 from marble_rl.balancing.direction import STATIONARY_NORM
 from marble_rl.balancing.earlier import EarlierBatches
 from marble_rl.balancing.fair_harmonizer import FairHarmonizer, FairShares
+from marble_rl.balancing.momenta import STORED_AS
 from marble_rl.gradients.accumulate import RewardGradients
 from marble_rl.types import Metrics
 
@@ -58,8 +59,8 @@ class Fair(Guarding):
         check_weights(settings.probe_weights, rewards, "balance.probe_weights")
 
     @classmethod
-    def buffers(cls, rewards: Sequence[str], guards: Sequence[str]) -> int:
-        return len(rewards) + 1  # the weighted sum's for comparison
+    def bytes_per_parameter(cls, rewards: Sequence[str], guards: Sequence[str]) -> int:
+        return (len(rewards) + 1) * STORED_AS.itemsize  # one momentum more, of the weighted sum
 
     def needs_gradients(self, step: int) -> bool:
         return True

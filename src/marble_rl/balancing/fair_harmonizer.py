@@ -33,7 +33,7 @@ from torch import Tensor
 from marble_rl.balancing.guards import Pull, pull_of_guards
 from marble_rl.balancing.harmonizer import MAX_BOOST
 from marble_rl.balancing.min_norm import min_norm
-from marble_rl.balancing.momenta import DECAY, Momenta
+from marble_rl.balancing.momenta import DECAY, STORED_AS, Momenta
 from marble_rl.balancing.proportional import ProportionalShares, proportional_shares
 
 
@@ -72,7 +72,9 @@ class FairHarmonizer:
         ridge: float = 0.01,
         priorities: Mapping[str, float] | None = None,
         guards: Sequence[str] = (),
+        stored_as: torch.dtype = STORED_AS,
     ) -> None:
+        """``stored_as``: dtype of the momenta."""
         if not rewards or len(set(rewards)) != len(rewards):
             raise ValueError(f"rewards must be a non-empty list of distinct names, got {list(rewards)}")
         if not 0.0 <= momentum < 1.0:
@@ -91,7 +93,7 @@ class FairHarmonizer:
             raise ValueError(f"priorities must be positive numbers, got {dict(priorities or {})}")
         self._guards = {k: name for k, name in enumerate(rewards) if name in guards}
         """Names by place"""
-        self.momenta = Momenta(rewards, momentum)
+        self.momenta = Momenta(rewards, momentum, stored_as)
 
     def update(self, g: Tensor, rates: Mapping[str, float] | None = None) -> FairShares:
         """Weigh the gradients [K, P] of a batch, and add them to the momenta."""

@@ -27,7 +27,7 @@ from marble_rl.balancing.base import (
 )
 from marble_rl.balancing.guards import pull_of_guards
 from marble_rl.balancing.harmonizer import MAX_BOOST
-from marble_rl.balancing.momenta import Momenta
+from marble_rl.balancing.momenta import STORED_AS, Momenta
 from marble_rl.errors import InputError
 from marble_rl.gradients.accumulate import RewardGradients
 from marble_rl.section import Weights
@@ -83,8 +83,8 @@ class Fixed(Scheduled, Guarding):
         return self._coefficients
 
     @classmethod
-    def buffers(cls, rewards: Sequence[str], guards: Sequence[str]) -> int:
-        return len(rewards) if guards else 0
+    def bytes_per_parameter(cls, rewards: Sequence[str], guards: Sequence[str]) -> int:
+        return len(rewards) * STORED_AS.itemsize if guards else 0
 
     def needs_gradients(self, step: int) -> bool:
         return bool(self.guards)

@@ -2,6 +2,9 @@
 
 One batch's gradient is mostly noise; a momentum holds the signal. There is no bias correction: its factor is the same
 for all rewards and cancels.
+
+They are stored in bfloat16, half of the memory: they only decide the weights of the gradients, and their cosines come
+out within about 0.001. Sums and products are computed in float32 and float64.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from marble_rl.gradients.products import gram, products_between
 
 DECAY = 0.9
 """b by default."""
+STORED_AS = torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,10 @@ class MomentumProducts:
 class Momenta:
     """The momenta of K rewards. `products_with` changes nothing; `commit` adds a batch."""
 
-    def __init__(self, rewards: Sequence[str], decay: float = DECAY) -> None:
+    def __init__(self, rewards: Sequence[str], decay: float = DECAY, stored_as: torch.dtype = STORED_AS) -> None:
         self.rewards = tuple(rewards)
         self.decay = decay
+        self.stored_as = stored_as
         self.values: Tensor | None = None
         """[K, P]; None before the first batch"""
 
@@ -64,11 +69,12 @@ class Momenta:
     def commit(self, g: Tensor, off: Sequence[str] = ()) -> None:
         """m_k <- b m_k + (1 - b) g_k, in place; the momenta of rewards that are ``off`` are forgotten."""
         if self.values is None:
-            self.values = torch.zeros_like(g)
-        self.values.mul_(self.decay).add_(g, alpha=1 - self.decay)
-        for k, name in enumerate(self.rewards):
+            self.values = torch.zeros_like(g, dtype=self.stored_as)
+        for name, momentum, gradient in zip(self.rewards, self.values, g, strict=True):
             if name in off:
-                self.values[k].zero_()
+                momentum.zero_()
+            else:
+                momentum.copy_(self.decay * momentum.to(gradient) + (1 - self.decay) * gradient)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The momenta [P] by reward; empty before the first batch."""
@@ -77,4 +83,4 @@ class Momenta:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if state and set(state) != set(self.rewards):
             raise ValueError(f"the state is of the rewards {sorted(state)}, not of {sorted(self.rewards)}")
-        self.values = torch.stack([state[name] for name in self.rewards]) if state else None
+        self.values = torch.stack([state[name] for name in self.rewards]).to(self.stored_as) if state else None

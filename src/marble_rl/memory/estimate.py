@@ -177,7 +177,7 @@ def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimat
         parameters={**parameters, "adapter": adapter},
         weights={**held, "adapter": (3 + 2) * adapter * FLOAT},
         gradient_buffer=(halves * (columns + 1) if columns else 1) * adapter * FLOAT,
-        rule=rule.buffers(config.trained_rewards, list(config.guards)) * adapter * FLOAT,
+        rule=rule.bytes_per_parameter(config.trained_rewards, list(config.guards)) * adapter,
         sampling=sampling,
         decoding=decoding,
         training=training[0],
