@@ -22,7 +22,7 @@ TRAINED = ["clipscore", "pickscore", "hpsv2", "ocr", "geneval"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mini") / "run"
     outcome = train(CONFIG, folder, *SHORT)
-    assert "Harmony on the other half" in outcome.out
+    assert "Harmony on unseen samples" in outcome.out
     assert "Signal" in outcome.out
     return folder
 

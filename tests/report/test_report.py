@@ -553,8 +553,8 @@ def test_other_ways_to_balance_have_no_harmony_to_show(tiny_sd3: Path, tmp_path:
     config = load_config(write_config(tmp_path / "c.yaml", tiny_sd3, balance=balance))
     lines = [{"step": i, "reward/small": float(i), "update/norm": 2.0, "loss/kl": 0.0} for i in range(20)]
     page = Page(run_page(RunData(tmp_path, config, lines, None, [], None)))
-    assert "Not measured: only runs with balance.type: marble" in page.text
-    assert "Is held-out harmony above" not in page.text
+    assert "Not measured: only rules with one gradient per reward" in page.text
+    assert "Is harmony on unseen samples above" not in page.text
     assert "On training prompts, the last third of the steps against the first tenth: small rose" in page.text
 
 

@@ -47,7 +47,7 @@ def test_the_summary_prints_the_means_of_parts(tmp_path: Path) -> None:
     for i, value in enumerate(worst):
         lines += [refresh(2 * i, value, a=value, b=1 - value), {"step": 2 * i + 1, "reward/a": 7.0}]
     text = printed(lines, ["a", "b"], tmp_path)
-    assert "Harmony on the other half" in text
+    assert "Harmony on unseen samples" in text
     assert "Signal" in text
     parts = {"0": 0.1, "2-4": 0.25, "6": 0.4, "8-10": 0.55, "12": 0.8, "all": sum(worst) / 7}
     rest = ["0.12", "0.25", "0.50"]

@@ -32,9 +32,9 @@ SHARES = "How much of a specialist's gain"
 UNKNOWN = "?"
 """In place of a difference where no prompt has a score of both methods."""
 HARMONY = {
-    "heldout/min_cos": "held-out worst cosine",
+    "heldout/min_cos": "worst cosine, unseen samples",
     "ws_heldout/min_cos": "of the weighted sum",
-    "heldout/conflict": "held-out conflict",
+    "heldout/conflict": "conflict, unseen samples",
     "ws_heldout/conflict": "of the weighted sum",
     "qp/norm": "QP norm",
 }

@@ -137,10 +137,13 @@ def harmony(run: RunData) -> Section:
     k = len(run.trained)
     chance = Reference(1 / math.sqrt(k), f"1/√{k}: unrelated gradients")
     charts = []
-    halves = "Made from one half of the prompts, measured on the other."
+    rule = RULES.part_of(run.config.balance)
+    unseen = "Made from earlier batches, measured on the next one."
+    if rule.keeps_halves:
+        unseen = "Made from one half of the prompts, measured on the other."
     noise = " Noise alone lies below 0." if k > 1 else ""
     for prefix, title, note, references in (
-        ("heldout", "Held out: worst cosine", f"{halves}{noise}", []),
+        ("heldout", "On unseen samples: worst cosine", f"{unseen}{noise}", []),
         ("harmony", "In batch: worst cosine", "Measured on the gradients the direction was made from.", [chance]),
     ):
         lines = _both(run, f"{prefix}/min_cos")
@@ -149,11 +152,11 @@ def harmony(run: RunData) -> Section:
     mean = _both(run, "heldout/mean_cos")
     if mean:
         note = "Averaged over the rewards. Noise alone lies around 0."
-        charts.append(line_chart("Held out: mean cosine", mean, include=[0.0], note=note))
+        charts.append(line_chart("On unseen samples: mean cosine", mean, include=[0.0], note=note))
     norm = run.series("qp/norm")
     if norm:
         note = "Near 0: rewards oppose each other."
-        if RULES.part_of(run.config.balance).never_opposes(run.config.balance):
+        if rule.never_opposes(run.config.balance):
             note = f"The cosine that every reward is guaranteed in its batch. {note}"
         lines = [Line("length", *thinned(norm.steps, norm.values), "ours")]
         title = "Length of the common direction"
@@ -165,14 +168,17 @@ def harmony(run: RunData) -> Section:
     more = (
         "In high dimensions gradients that have nothing in common are nearly orthogonal, and the best direction for "
         f"{k} orthogonal gradients has the cosine 1/√{k} = {1 / math.sqrt(k):.2f} with each. So an in-batch value near "
-        "that line proves nothing: pure noise reaches it, because a batch's noise agrees with itself. On held-out "
-        "prompts noise gives a mean cosine of 0 and a worst cosine below 0, the smallest of several that scatter "
+        "that line proves nothing: pure noise reaches it, because a batch's noise agrees with itself. On unseen "
+        "samples noise gives a mean cosine of 0 and a worst cosine below 0, the smallest of several that scatter "
         "around 0; that is why those charts come first. A worst cosine above 0 on average shows that every reward "
-        "gains; below 0 it proves nothing by itself. A half batch is noisier than the whole, so the size of these "
-        "cosines understates what an update achieves."
+        "gains; below 0 it proves nothing by itself. "
+    ) + (
+        "A half batch is noisier than the whole, so the size of these cosines understates what an update achieves."
+        if rule.keeps_halves
+        else "The gradients of one batch are noisy, so the size of these cosines understates what an update achieves."
     )
-    why = "Not measured: only runs with balance.type: marble measure it, at their refreshes."
-    return Section("harmony", "Harmony", text, charts, _unless_marble(run, why), more)
+    why = "Not measured: only rules with one gradient per reward measure it."
+    return Section("harmony", "Harmony", text, charts, _unless_none_yet(run, why), more)
 
 
 def signal(run: RunData) -> Section:
@@ -182,14 +188,14 @@ def signal(run: RunData) -> Section:
         note = "1: no noise. 0: nothing but noise. The first values rest on one or two batches."
         charts.append(line_chart("Signal", _lines(measured, colours(run)), include=[0.0, 0.2], note=note))
     text = (
-        "The share of each reward's squared gradient that two independent halves of a batch agree on. Near 0 the "
+        "The share of each reward's squared gradient that is not noise: what independent samples agree on. Near 0 the "
         "reward cannot be learnt at this batch size, or nothing is left to learn."
     )
-    why = "Not measured: it needs balance.type: marble and two prompt groups in an update."
-    return Section("signal", "Signal", text, charts, _unless_marble(run, why))
+    why = "Not measured: it needs a rule with one gradient per reward, and two prompt groups in an update."
+    return Section("signal", "Signal", text, charts, _unless_none_yet(run, why))
 
 
-def _unless_marble(run: RunData, why: str) -> str:
+def _unless_none_yet(run: RunData, why: str) -> str:
     return "No refresh was logged yet." if run.config.uses_gradients and not run.lines else why
 
 
@@ -197,7 +203,7 @@ def _both(run: RunData, key: str) -> list[Line]:
     ours, theirs = run.series(key), run.series(f"ws_{key}")
     lines = []
     if ours:
-        lines.append(Line("marble", *thinned(ours.steps, ours.values), "ours", "marble"))
+        lines.append(Line("this run", *thinned(ours.steps, ours.values), "ours", "this run"))
     if theirs:
         x, y = thinned(theirs.steps, theirs.values)
         lines.append(Line("weighted sum", x, y, "theirs", "weighted sum", "dashed"))

@@ -135,13 +135,15 @@ def held_out_rewards_follow(run: RunData) -> Verdict:
 def serves_every_reward(run: RunData) -> Verdict:
     """Held-out worst cosine, averaged over refreshes. Above 0 each reward's mean cosine is. Below 0 nothing follows:
     the smallest of several cosines is negative on average where all of them are noise around 0."""
-    claim = "Does an update serve every reward on prompts it was not made from?"
+    claim = "Does an update serve every reward on samples it was not made from?"
     values = run.series("heldout/min_cos").values
     worst = mean_interval(values)
     if worst is None:
         return _too_few(claim, len(values))
     in_batch = run.series("harmony/min_cos").values
-    figures = [f"held-out worst cosine {number(worst.mean, signed=True)} ({interval(worst)}), {len(values)} refreshes"]
+    figures = [
+        f"worst cosine on unseen samples {number(worst.mean, signed=True)} ({interval(worst)}), {len(values)} refreshes"
+    ]
     if in_batch:
         figures.append(f"in-batch {number(statistics.fmean(in_batch), signed=True)}")
     if worst.low > 0:
@@ -152,7 +154,7 @@ def serves_every_reward(run: RunData) -> Verdict:
 
 def better_than_weighted_sum(run: RunData) -> Verdict:
     """Paired on the same batches."""
-    claim = "Is held-out harmony above the weighted sum's?"
+    claim = "Is harmony on unseen samples above the weighted sum's?"
     pairs = [
         (line["heldout/min_cos"], line["ws_heldout/min_cos"])
         for line in run.lines

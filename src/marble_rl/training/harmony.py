@@ -1,8 +1,9 @@
-"""Cosines of one direction with every reward's gradient, in-batch and on the other half, and each reward's signal.
+"""Cosines of one direction with every reward's gradient, in-batch and on unseen samples, and each reward's signal.
 
 In-batch cosines measure a direction against the gradients that it was computed from, so a reward's noise counts as
-agreement with itself. The other-half cosines (`heldout/...` in the log) measure a direction made from one half of the
-prompt groups against the gradients of the other half (docs/method.md, section 6).
+agreement with itself. `heldout/...` in the log measures a direction against gradients of samples that it was not made
+from: one half of the prompt groups against the other (docs/method.md, section 6), or earlier batches against the next
+(section 7).
 
 Everything is computed from inner products of gradients.
 """

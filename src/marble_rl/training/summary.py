@@ -24,8 +24,8 @@ def print_summary(console: Console, metrics_file: Path, rewards: Sequence[str]) 
     if not refreshes:
         return
     parts = _parts(refreshes)
-    console.print("\n[bold]Harmony on the other half[/bold]: cosines of an update made from one half of a batch")
-    console.print("with each reward's gradient on the other half. Conflict: how often one of them is negative.")
+    console.print("\n[bold]Harmony on unseen samples[/bold]: cosines of a direction with each reward's gradient on")
+    console.print("samples that it was not made from. Conflict: how often one of them is negative.")
     console.print(_harmony(parts))
     if any(f"signal/{name}" in line for line in refreshes for name in rewards):
         console.print("[bold]Signal[/bold]: the share of a reward's squared gradient that is not noise.")
