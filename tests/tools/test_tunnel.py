@@ -37,6 +37,8 @@ def test_shares_by_hand_and_results_are_kept(tmp_path: Path) -> None:
     assert row.worst.mean == pytest.approx(0.25)
     assert row.mean.mean == pytest.approx(0.45)
     assert read.missing(command.jobs_for(["fair"], ["balanced"], [0])) == [Job("balanced", "fair", 0)]
+    page = command.markdown(read, ["gdpo", "fair"], ["balanced", "rare"], [0, 1])
+    assert page.splitlines()[2:] == ["| `gdpo` | 0.25 (0.25 to 0.25), 0.45 |  |", "| `fair` |  |  |"]
 
 
 @pytest.mark.parametrize(

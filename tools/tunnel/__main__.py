@@ -58,6 +58,18 @@ def show(
         console.print(table)
 
 
+def markdown(results: Results, rules: list[str], regimes: list[str], seeds: list[int]) -> str:
+    """One table: for each rule and regime the worst share with its interval, and the mean share."""
+    cells: dict[str, dict[str, str]] = {rule: {} for rule in rules}
+    for name in regimes:
+        for row in rows(results, name, rules, seeds):
+            worst = f"{row.worst.mean:.2f} ({row.worst.low:.2f} to {row.worst.high:.2f})"
+            cells[row.rule][name] = f"{worst}, {row.mean.mean:.2f}"
+    lines = [["rule", *(f"`{name}`" for name in regimes)], ["---"] * (1 + len(regimes))]
+    lines += [[f"`{rule}`", *(of.get(name, "") for name in regimes)] for rule, of in cells.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def shown(interval: Interval) -> str:
     return f"{interval.mean:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
 
@@ -70,6 +82,7 @@ def main() -> int:
     parser.add_argument("--against", default="fair", help="rule whose worst share is subtracted (default: fair)")
     parser.add_argument("--first-seed", type=int, default=0, help="first of the seeds (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("runs/tunnel"), help="folder of the results; resumes there")
+    parser.add_argument("--markdown", action="store_true", help="one table of all regimes, for a page")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")
     given = parser.parse_args()
     rules, regimes = _names(given.rules), given.regimes.split(",")
@@ -89,7 +102,10 @@ def main() -> int:
         running = [pool.submit(trained, job) for job in missing]
         for future in track(as_completed(running), "training", total=len(running), console=Console(stderr=True)):
             results.add(*future.result())
-    show(results, rules, regimes, seeds, given.against, console)
+    if given.markdown:
+        print(markdown(results, rules, regimes, seeds))
+    else:
+        show(results, rules, regimes, seeds, given.against, console)
     return 0
 
 
