@@ -88,6 +88,7 @@ def test_a_watched_reward_stops_the_run_or_warns(tiny_sd3: Path, tmp_path: Path)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
 
 
+@pytest.mark.full
 def test_a_watched_reward_is_logged_once_a_rollout(tiny_sd3: Path, tmp_path: Path) -> None:
     held = {"name": "dark", "type": "rewards_for_tests:darkness", "held_out": True, "watch": {"window": 2}}
     rollout = {**base_config(tiny_sd3)["rollout"], "updates": 2}

@@ -20,6 +20,7 @@ def check(folder: Path, *rewards: dict[str, Any], more: tuple[object, ...] = ())
     return marble("rewards", "check", config, *more)
 
 
+@pytest.mark.full
 def test_good_rewards(tmp_path: Path) -> None:
     rewards = [
         {"name": "size", "type": "jpeg_compressibility"},

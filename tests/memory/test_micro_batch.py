@@ -26,6 +26,7 @@ from stages import policy_gradients, trained_on
 CPU = torch.device("cpu")
 
 
+@pytest.mark.full
 def test_the_micro_batch_finds_what_fits(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Halved until it fits, with the update of a run that was told so; a resumed run knows the size."""
     predict = SD3Model.predict

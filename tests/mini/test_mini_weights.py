@@ -20,6 +20,8 @@ from tools.mini.prompts import splits
 from tools.mini.scenes import Scene
 from tools.mini.scorers import Lessons, make_lessons
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 SIGN = (0.05, 0.2, 0.95, 0.72)
 

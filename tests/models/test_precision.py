@@ -32,6 +32,7 @@ def off(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "family", [name if name == "sd3" else pytest.param(name, marks=pytest.mark.full) for name in BUILDERS]
 )

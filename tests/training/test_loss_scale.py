@@ -21,6 +21,7 @@ def overflowing(config: Path, run: Path, first: float, monkeypatch: pytest.Monke
     train(config, run, *SMALL, "--set", "model.dtype=float16", "--set", "trainer.steps=4", *arguments)
 
 
+@pytest.mark.full
 def test_an_overflow_changes_nothing_but_the_scale(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,8 @@ from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Prompt
 from tools.mini.tokenizers import clip_tokenizer
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 HEIGHT, WIDTH = 48, 60
 LABELS = {0: "cat", 1: "mouse", 2: "N/A", 3: "sofa", 4: "dog"}

@@ -21,6 +21,8 @@ from marble_rl.rewards.core.base import Images, RewardBatch
 from marble_rl.types import Prompt
 from tools.ocr_accuracy import drawn, main, measure, others, phrases
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 Boxes = npt.NDArray[np.float64]
 

@@ -17,6 +17,7 @@ from marble_rl.types import Prompt
 from reward_servers import built_in, client, serving
 
 
+@pytest.mark.full
 def test_the_modules_of_all_rewards_import_no_http_package() -> None:
     program = """
 import sys

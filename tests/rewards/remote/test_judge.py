@@ -225,6 +225,7 @@ def test_a_failure_stops_the_run_and_names_the_prompt(server: ChatStub) -> None:
         scorer(server).score(["eye"], torch.zeros(2, 8, 8, 3, dtype=torch.uint8), prompts, 2)
 
 
+@pytest.mark.full
 def test_a_judge_that_hangs_keeps_no_program_alive(server: ChatStub) -> None:
     """At its end a program waits for threads that are not daemons, and for those of executors."""
     server.replies = [lambda handler, body: server.closing.wait(300)]
