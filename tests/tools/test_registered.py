@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from scipy.stats import ttest_rel
 from jobs import result
 from marble_rl.compare.job_result import JobResult
 from marble_rl.compare.shares import MEAN, WORST
-from tools.study.registered import RARE, holm, judge, main, show
+from marble_rl.config import load_config
+from tools.study.registered import BALANCED, MANY, RARE, holm, judge, main, show
 
 WATCHED = {"aesthetic": 5.0, "tesseract": 0.4}
 
@@ -82,6 +84,22 @@ def test_p_values_are_those_of_the_paired_t_test() -> None:
     )
     assert "partly confirmed" in judged.sentences[0]
     assert "not clearly different from that of gdpo" in judged.sentences[0]
+
+
+@pytest.mark.parametrize(("gdpo", "verdict"), [(0.55, "confirmed"), (0.64, "not confirmed")])
+def test_not_much_below(gdpo: float, verdict: str) -> None:
+    """0.05 below is within the margin; 0.14 below has an interval that is not."""
+    part = replace(RARE, name="B", margin=0.15)
+    (sentence,) = judge(plan(gdpo=gdpo), part).sentences
+    assert sentence.startswith(f"B1 (worst share): {verdict}.")
+    assert ("may be more than 0.15 below that of gdpo." in sentence) == (verdict != "confirmed")
+
+
+def test_parts_are_those_of_the_configs() -> None:
+    for part, config in ((RARE, "mini-rare"), (BALANCED, "mini-study"), (MANY, "mini-many")):
+        found = load_config(Path(__file__).parents[2] / "configs" / f"{config}.yaml")
+        assert set(found.trained_rewards) == set(part.rewards)
+        assert {reward.name for reward in found.rewards if reward.held_out} == set(part.watched)
 
 
 def test_a_loss_is_called_one() -> None:
