@@ -92,7 +92,6 @@ BALANCES: dict[str, dict[str, Any]] = {
     "without normalisation": {"type": "marble_no_norm", "refresh_every": 2},
     "divided by norms": {"type": "marble", "refresh_every": 2, "apply": "alpha_over_norm"},
     "unit gradients, equal": {"type": "unit_mean", "refresh_every": 2},
-    "Adam's metric": {"type": "marble", "refresh_every": 2, "metric": "adam"},
     "late uniform stage": {"type": "marble", "refresh_every": 2, "uniform_after": 3},
     "weighted sum": {"type": "weighted_sum"},
     "weights 1:2:2": {"type": "weighted_sum", "weights": {"bright": 2, "colour": 2}},

@@ -126,7 +126,8 @@ def test_what_saves_memory_saves_it(tiny_sd3: Path, tmp_path: Path) -> None:
     assert few.gradient_buffer == few.parameters["adapter"] * 4, "one row: what an ordinary step accumulates"
     assert plain.gradient_buffer == 2 * 5 * few.gradient_buffer
     fair = found("balance={type: fair}")
-    assert (plain.rule, fair.rule) == (0, 3 * few.gradient_buffer), "one momentum per reward"
+    assert fair.gradient_buffer == 5 * few.gradient_buffer, "halves are not kept apart"
+    assert (plain.rule, fair.rule) == (0, 4 * few.gradient_buffer / 2), "four momenta in bfloat16"
     assert fair.resident == plain.resident + fair.rule
 
 
