@@ -24,7 +24,7 @@ compare --methods specialists --seeds 0-4
 compare --methods weights:1,1,26,1,1 --seeds 0-2
 # Diagnoses of the gradients: at the beginning and end of training, and with a reward that opposes the others.
 diagnose() { [ -e "$1/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$1" --batches "$BATCHES"; }
-begin() { OMP_NUM_THREADS=1 $MARBLE train "configs/$1.yaml" --out "$2/diagnoses/beginning" --set trainer.steps=5 --resume; }
+begin() { OMP_NUM_THREADS=1 $MARBLE train "configs/$1.yaml" --out "$2/diagnoses/beginning" --set trainer.steps=5 --resume-or-start; }
 begin mini-study "$OUT"
 begin mini-conflict "$OUT/conflict"
 for run in jobs/marble-seed0/run jobs/weighted_sum-seed0/run conflict/jobs/marble_alpha_over_norm-seed0/run \

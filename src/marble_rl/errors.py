@@ -12,6 +12,8 @@ class MarbleError(Exception):
     exit_code = 1
     shared = False
     """Whether every rank of a distributed run raises it, so that rank 0 alone prints it."""
+    hint = ""
+    """What is saved and how to go on, printed below the message."""
 
 
 class InputError(MarbleError, ValueError):
@@ -29,6 +31,10 @@ class RunStopped(MarbleError, RuntimeError):
 
 class RewardFailed(RunStopped):
     """A reward raised, timed out or returned something that is not a finite number. It is never scored 0."""
+
+
+class RewardsAbandoned(RunStopped):
+    """Rewards had not answered some seconds after the run was asked to stop."""
 
 
 class RewardExploited(RunStopped):

@@ -55,8 +55,10 @@ def check_reachable() -> None:
 
 
 def looks_local(source: str) -> bool:
-    """Whether the text can only be a path; a hub id is `name` or `owner/name`."""
-    return Path(source).is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+    """Whether the text is a path rather than a hub id, `name` or `owner/name`: also where its first part is a folder
+    here, such as a mistyped runs/name."""
+    inside = source.count("/") == 1 and Path(source).parent.is_dir()
+    return inside or Path(source).is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
 
 
 def _reason(error: BaseException, source: str, wanted: str) -> str:

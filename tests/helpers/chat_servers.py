@@ -150,7 +150,7 @@ def question(body: dict[str, Any]) -> str:
 
 
 def judge(url: Any, **params: Any) -> UnifiedReward:
-    return UnifiedReward(**{"url": url, "model": "eye", "backoff": 0.001, "timeout": 10.0, **params})
+    return UnifiedReward(**{"url": url, "model": "eye", "backoff": 0.001, "timeout": 10.0, "wait": 0, **params})
 
 
 def batch(count: int, text: str = "a cup") -> RewardBatch:

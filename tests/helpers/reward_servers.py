@@ -44,18 +44,20 @@ def built_in(*kinds: str) -> dict[str, Reward]:
 
 
 @contextmanager
-def serving(rewards: dict[str, Reward] | None = None, token: str | None = None, **limits: int) -> Iterator[str]:
+def serving(
+    rewards: dict[str, Reward] | None = None, token: str | None = None, port: int = 0, **limits: int
+) -> Iterator[str]:
     """Address of a server in this process, whose rewards are called once for each request."""
     rewards = built_in(*WEIGHTLESS) if rewards is None else rewards
     scorer = Scorer([RewardConfig(type="x:y", name=name, retries=0) for name in rewards], rewards)
     app = RewardsApp(scorer, Limits(**limits), notice=lambda text: None).asgi(token)
-    with bound_socket("127.0.0.1", 0) as listener, running(app, listener):
+    with bound_socket("127.0.0.1", port) as listener, running(app, listener):
         yield address(listener)
 
 
 def client(url: str | list[str], reward: str = "brightness", **params: Any) -> Remote:
     """A loaded reward that does not wait long."""
-    remote = Remote(**{"url": url, "reward": reward, "backoff": 0.01, "timeout": 5.0, **params})
+    remote = Remote(**{"url": url, "reward": reward, "backoff": 0.01, "timeout": 5.0, "wait": 0, **params})
     remote.load(CPU)
     return remote
 

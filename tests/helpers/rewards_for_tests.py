@@ -62,6 +62,20 @@ class After:
         return scores
 
 
+class Sleeping(After):
+    """Behaves until ``calls`` batches were scored, then takes ``seconds`` for each; on one ``rank`` alone, if given."""
+
+    def __init__(self, calls: int, seconds: float, rank: str | None = None) -> None:
+        super().__init__("nothing", calls)
+        self.seconds = seconds if rank in (None, os.environ.get("RANK")) else 0.0
+
+    def score(self, batch: Any) -> list[float]:
+        scores = super().score(batch)
+        if self.calls < 0:
+            time.sleep(self.seconds)
+        return scores
+
+
 def two_arguments(images: list[np.ndarray], prompts: list[str]) -> list[float]:
     return steady(images, prompts)
 

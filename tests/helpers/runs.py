@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,15 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
         cwd=TESTS,
         **options,
     )
+
+
+def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    """Until ``step`` optimizer steps are logged, or the process ended by itself."""
+    file = run / "metrics.jsonl"
+    while process.poll() is None:
+        if file.exists() and len(file.read_text().splitlines()) >= step:
+            return
+        time.sleep(0.002)
 
 
 def train(config: Path, out: Path, *arguments: object) -> Outcome:

@@ -116,9 +116,11 @@ def test_run_folder(config_file: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "run").iterdir() if not p.name.startswith(".")) == [
         "checkpoints",
         "config.json",
+        "history.json",
         "lora",
         "metrics.jsonl",
         "samples",
+        "train.log",
     ]
 
 

@@ -30,7 +30,7 @@ def test_killed_at_any_moment(config_file: Path, tmp_path: Path) -> None:
     run, dice = tmp_path / "run", random.Random(3)
     kills = 0
     while kills < 8 and not (run / "lora").exists():
-        process = start("train", config_file, "--out", run, "--resume", *every_step)
+        process = start("train", config_file, "--out", run, "--resume-or-start", *every_step)
         time.sleep(dice.uniform(0.6 * life, life))
         process.kill()
         process.communicate()

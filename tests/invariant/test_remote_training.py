@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,18 +16,22 @@ import yaml
 import reward_servers
 from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.settings import RewardConfig
-from runs import base_config, lora_bytes, marble, metrics, start, train, write_config
+from runs import base_config, lora_bytes, marble, metrics, start, train, wait_for_step, write_config
 
 
 @contextmanager
-def serving(rewards: list[dict[str, Any]]) -> Iterator[str]:
-    with reward_servers.serving(build_rewards([RewardConfig(**reward) for reward in rewards])) as url:
+def serving(rewards: list[dict[str, Any]], port: int = 0) -> Iterator[str]:
+    with reward_servers.serving(build_rewards([RewardConfig(**reward) for reward in rewards]), port=port) as url:
         yield url
 
 
-def remote_config(path: Path, model: Path, *urls: str) -> Path:
+def remote_config(path: Path, model: Path, *urls: str, wait: float = 0) -> Path:
     rewards = [
-        {"name": r["name"], "type": "remote", "params": {"url": list(urls), "reward": r["name"], "retries": 0}}
+        {
+            "name": r["name"],
+            "type": "remote",
+            "params": {"url": list(urls), "reward": r["name"], "retries": 0, "wait": wait},
+        }
         for r in base_config(model)["rewards"]
     ]
     return write_config(path, model, rewards=rewards)
@@ -75,6 +80,23 @@ def test_a_server_that_dies_stops_the_run_with_everything_saved(tiny_sd3: Path, 
     with serving(rewards) as alive:
         train(remote_config(tmp_path / "c.yaml", tiny_sd3, alive), run, "--resume", *steps)
     train(write_config(tmp_path / "own.yaml", tiny_sd3, rewards=rewards), tmp_path / "own", *steps)
+    assert lora_bytes(run) == lora_bytes(tmp_path / "own")
+
+
+def test_a_server_that_restarts_is_waited_for(tiny_sd3: Path, tmp_path: Path) -> None:
+    """Down for some seconds in the middle of the run: the log says so, and the weights are those without a server."""
+    rewards = base_config(tiny_sd3)["rewards"]
+    run, steps = tmp_path / "run", ("--set", "trainer.steps=20")
+    with serving(rewards) as url:
+        process = start("train", remote_config(tmp_path / "c.yaml", tiny_sd3, url, wait=60), "--out", run, *steps)
+        wait_for_step(process, run, 1)
+    time.sleep(2.0)
+    with serving(rewards, port=int(url.rpartition(":")[2])):
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "waiting up to 60 s for the server of reward" in output
+    assert "is back after" in (run / "train.log").read_text()
+    train(write_config(tmp_path / "own.yaml", tiny_sd3), tmp_path / "own", *steps)
     assert lora_bytes(run) == lora_bytes(tmp_path / "own")
 
 

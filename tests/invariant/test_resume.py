@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from marble_rl.config import load_config
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
 from marble_rl.runs.folder import RunFolder
-from runs import lora_bytes, marble, metrics, start, train, write_config
+from runs import lora_bytes, marble, metrics, start, train, wait_for_step, write_config
 
 
 @pytest.fixture
@@ -24,20 +23,11 @@ def whole(finished_run: Path) -> Path:
     return finished_run
 
 
-def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
-    """Until ``step`` optimizer steps are logged, or the process ended by itself."""
-    file = run / "metrics.jsonl"
-    while process.poll() is None:
-        if file.exists() and len(file.read_text().splitlines()) >= step:
-            return
-        time.sleep(0.002)
-
-
 @pytest.mark.full
 def test_killed_three_times(whole: Path, config_file: Path, tmp_path: Path) -> None:
     run, dice = tmp_path / "run", random.Random(7)
     for reached in (1, 4, 6):
-        process = start("train", config_file, "--out", run, "--resume")
+        process = start("train", config_file, "--out", run, "--resume-or-start")
         wait_for_step(process, run, reached)
         time.sleep(dice.uniform(0.0, 0.15))
         process.kill()

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from marble_rl.distributed.world import World
 from marble_rl.runs.log import Display, MetricsFile
+from marble_rl.runs.run_log import logging_to
 
 
 def test_metrics_file_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> None:
@@ -27,11 +29,11 @@ def test_metrics_file_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_display_shows_stage_rewards_and_time_left(terminal: bool) -> None:
+def test_display_shows_stage_rewards_and_time_left(terminal: bool, tmp_path: Path) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=150, color_system=None)
     display = Display(console, total=4, done=1, rewards=["ocr", "bright"], print_every=1)
-    with display.progress:
+    with logging_to(tmp_path, World(), console), display.progress:
         with display.stage("rollout"):
             display.within(1, 0.5)
         assert 0.0 <= display.take_times()["time/rollout"] < 5
@@ -44,3 +46,4 @@ def test_display_shows_stage_rewards_and_time_left(terminal: bool) -> None:
     assert "2/4" in shown
     assert "left" in shown
     assert ("gradients" in shown) == terminal
+    assert "step 2/4  ocr 0.250" in (tmp_path / "train.log").read_text()

@@ -6,31 +6,32 @@ import os
 import sys
 from collections.abc import Sequence
 
-import typer
-
 from marble_rl.cli.app import app
+from marble_rl.cli.failures import UNFORESEEN, print_failure, print_traceback, print_unforeseen
 from marble_rl.distributed.world import is_first, leave
-from marble_rl.errors import Interrupted, MarbleError
+from marble_rl.errors import MarbleError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, by default with the arguments of this process. Exit codes are those of errors.py."""
     sys.path.append(os.getcwd())  # rewards named by import path may lie in the current folder
     try:
-        app(args=arguments)
+        app(args=_debug_first(sys.argv[1:] if arguments is None else arguments))
     except SystemExit:
         leave()
         raise
     except MarbleError as error:
         if is_first() or not error.shared:
-            _print_error(error)
+            print_failure(error)
+        else:
+            print_traceback(error)  # rank 0 prints the message, but knows only its own traceback
         leave(error)
         sys.exit(error.exit_code)
+    except Exception as error:
+        print_unforeseen(error)
+        sys.exit(UNFORESEEN)
 
 
-def _print_error(error: MarbleError) -> None:
-    if isinstance(error, Interrupted):
-        typer.secho(str(error), err=True)
-    else:
-        label = "stopped" if error.exit_code == 3 else "error"
-        typer.secho(f"{label}: {error}", err=True, fg=typer.colors.RED)
+def _debug_first(arguments: Sequence[str]) -> list[str]:
+    """`--debug` belongs to no command, so it goes before the command's name, wherever the user put it."""
+    return sorted(arguments, key=lambda argument: argument != "--debug")

@@ -10,6 +10,8 @@ import typer
 from marble_rl import __version__
 from marble_rl.cli import config, rewards
 from marble_rl.cli.bench import bench
+from marble_rl.cli.failures import show_tracebacks
+from marble_rl.cli.init import init
 from marble_rl.cli.measuring import compare, diagnose, report
 from marble_rl.cli.shared import set_library_verbosity
 from marble_rl.cli.train import train
@@ -18,7 +20,8 @@ from marble_rl.distributed.world import launched
 from marble_rl.errors import InputError
 
 COMMANDS: dict[Callable[..., None], str] = {
-    train: "train configs/mini-demo.yaml --set trainer.steps=5 --out runs/try",
+    init: "init mini-demo",
+    train: "train mini-demo --set trainer.steps=5 --out runs/try",
     sample: "sample runs/first --prompt 'a red ball' --images 4 --seed 7",
     evaluate: "evaluate runs/first --weights base --weights ema --images 4",
     report: "report runs/first --watch",
@@ -32,7 +35,7 @@ COMMANDS: dict[Callable[..., None], str] = {
 app = typer.Typer(
     name="marble",
     help="Fine-tune a diffusion or flow-matching model on many rewards at once, without reward weights.",
-    epilog="Start with: marble train configs/mini-demo.yaml --out runs/first",
+    epilog="Start with: marble train mini-demo --out runs/first",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -58,7 +61,11 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the whole traceback of an error. May stand anywhere.")
+    ] = False,
 ) -> None:
+    show_tracebacks(debug)
     set_library_verbosity()
     command = context.invoked_subcommand
     if launched() > 1 and command not in DISTRIBUTED:

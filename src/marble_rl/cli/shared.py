@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, or the config.json of a run.")]
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="YAML file, run folder, or the name of a recipe (`marble init`).")
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated.")
 ]

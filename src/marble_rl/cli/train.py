@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from marble_rl.cli.shared import AsJson, ConfigPath, Overrides, print_json, quiet_libraries
 from marble_rl.distributed.world import join
+
+if TYPE_CHECKING:
+    from marble_rl.runs.folder import StartMode
 
 
 def train(
@@ -16,16 +19,20 @@ def train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/ and the config's name.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    resume_or_start: Annotated[
+        bool, typer.Option("--resume-or-start", help="Continue the run in the folder, or start one if there is none.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a LoRA on all rewards of CONFIG at once.
 
-    Ctrl-C finishes the current step, saves and stops; `--resume` continues as if nothing had happened.
+    Ctrl-C finishes the current step, saves and stops; `marble train RUN --resume` continues as if nothing had happened.
     Several GPUs: `torchrun --standalone --nproc-per-node 8 -m marble_rl.cli train CONFIG` (docs/distributed.md).
     """
     from marble_rl.config import load_config
 
-    folder = out or Path("runs") / config.stem
+    mode: StartMode = "resume_or_start" if resume_or_start else "resume" if resume else "new"
+    folder = out or (config if config.is_dir() else Path("runs") / config.stem)
     world = join()
     with world.failing_together():
         run = load_config(config, overrides or [])
@@ -36,7 +43,7 @@ def train(
     from marble_rl.training.summary import print_summary
     from marble_rl.training.trainer import Trainer
 
-    result = Trainer(run, folder, resume=resume, world=world).train()
+    result = Trainer(run, folder, mode=mode, world=world).train()
     if not world.first:
         return
     if as_json:

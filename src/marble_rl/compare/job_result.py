@@ -8,20 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from marble_rl import __version__
 from marble_rl.compare.jobs import JOBS, Job, config_hash, identity
 from marble_rl.config.older import upgraded
 from marble_rl.errors import InputError
+from marble_rl.runs.history import package_versions
 from marble_rl.runs.scores import ImageScores, Scores, WeightsScores
 from marble_rl.storage import Record, storage_errors, write_bytes
 
@@ -175,16 +173,6 @@ def _training(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def _is_wall_time(key: str) -> bool:
     return key.startswith("time/") and key.count("/") == 1 and key not in NOT_WALL_TIME
-
-
-def package_versions() -> dict[str, str]:
-    versions = {"marble": __version__, "python": platform.python_version()}
-    for package in ("torch", "diffusers", "transformers", "peft"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "none"
-    return versions
 
 
 def read_results(out: Path) -> dict[Path, JobResult]:

@@ -92,8 +92,7 @@ class JobProcess:
 
     def _commands(self) -> list[str]:
         job = self.job
-        # --resume also for a job that begins: it starts a run where there is none.
-        train = ["train", str(job.config_file), "--out", str(job.run), "--resume"]
+        train = ["train", str(job.config_file), "--out", str(job.run), "--resume-or-start"]
         evaluate = ["evaluate", str(job.run), "--weights", job.method.weights, "--out", str(job.evaluation)]
         return [json.dumps(command) for command in (train, [*evaluate, "--device", job.config.model.device])]
 

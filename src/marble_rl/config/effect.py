@@ -20,6 +20,7 @@ WITHOUT_EFFECT = (
     "rewards.*.params.url.*",
     "rewards.*.params.token_env",
     "rewards.*.params.backoff",
+    "rewards.*.params.wait",
 )
 """Keys that change neither weights nor scores. `logging` as a whole is one more."""
 

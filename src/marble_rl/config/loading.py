@@ -13,23 +13,25 @@ from yaml.error import MarkedYAMLError
 
 from marble_rl.config.consistency import check_consistency
 from marble_rl.config.older import upgraded
+from marble_rl.config.recipes import find_config
 from marble_rl.config.run import RunConfig
 from marble_rl.errors import InputError
 from marble_rl.section import FOLDER, MINI, explain, shown
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a YAML config (or a run's config.json) and apply overrides such as ``trainer.steps=10``.
+    """Read a YAML config, a run's config.json or a recipe by its name, and apply overrides such as
+    ``trainer.steps=10``.
 
     Relative file names in it count from the config's own folder. Raises InputError with one line per mistake.
     """
-    path = Path(path)
+    path = find_config(Path(path))
     return _resolve(_overridden(path, overrides), path)
 
 
 def load_scoring_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """A config of which only the rewards matter: a file that has no other section will do, and then no prompts."""
-    path = Path(path)
+    path = find_config(Path(path))
     others = {"model": {"path": MINI}, "prompts": {"train": []}}
     return _resolve({**others, **_overridden(path, overrides)}, path)
 

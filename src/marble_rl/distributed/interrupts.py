@@ -1,16 +1,26 @@
-"""Ctrl-C and SIGTERM: remember the signal, finish the step, save, then stop. A second Ctrl-C stops at once."""
+"""Ctrl-C and SIGTERM: remember the signal, finish the step, save, then stop. A second Ctrl-C gives the step up."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from marble_rl.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_asked_at: float | None = None
+
+
+def seconds_since_stop() -> float | None:
+    """How long ago this process was asked to stop; None if it was not. Signals belong to the process, not to an
+    object, so parts that wait need not be handed one."""
+    return None if _asked_at is None else time.monotonic() - _asked_at
 
 
 class Interrupts:
@@ -31,6 +41,7 @@ class Interrupts:
         self._doing = doing
         self._agree = agree
         self._launched = launched
+        self._shielded = False
         self._previous: dict[int, Any] = {}
 
     def pending(self) -> bool:
@@ -40,12 +51,21 @@ class Interrupts:
             self._received = signum
         return bool(signum)
 
-    def stop(self, message: str) -> NoReturn:
+    def stop(self, message: str, hint: str = "") -> NoReturn:
         """End the run with the exit code of the signal received."""
-        assert self._received is not None
-        stop = Interrupted(self._received, message)
+        stop = Interrupted(self._received or signal.SIGINT, message)
         stop.shared = True
+        stop.hint = hint
         raise stop
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Around changes that belong together: a second signal does not cut them in two."""
+        self._shielded = True
+        try:
+            yield
+        finally:
+            self._shielded = False
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -55,14 +75,18 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        global _asked_at
+        _asked_at = None
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        global _asked_at
         if self._received is not None:
-            if self._launched:
+            if self._launched or self._shielded:
                 return
             raise KeyboardInterrupt
         self._received = signum
+        _asked_at = time.monotonic()
         name = signal.Signals(signum).name
         self._notice(f"{name}: {self._doing}." + ("" if self._launched else " Once more stops at once."))

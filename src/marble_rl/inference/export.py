@@ -15,6 +15,7 @@ from marble_rl.inference.model_card import model_card, read_evaluation
 from marble_rl.inference.opening import Opened
 from marble_rl.models.lora import Adapter
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.history import History
 from marble_rl.storage import storage_errors, write_bytes
 
 GRID = "grid.png"
@@ -76,7 +77,14 @@ def _describe(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None
         picture = GRID
     write_bytes(out / CONFIG, to_yaml(opened.config).encode())
     card = model_card(
-        opened.model, opened.config, opened.step, adapter, evaluation=evaluation, picture=picture, merged=merged
+        opened.model,
+        opened.config,
+        opened.step,
+        adapter,
+        evaluation=evaluation,
+        picture=picture,
+        merged=merged,
+        history=History.read(run.history) if run is not None and run.history.exists() else None,
     )
     write_bytes(out / "README.md", card.encode())
     return remarks

@@ -13,6 +13,7 @@ from marble_rl.models.base import DiffusionModel
 from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.history import History
 from marble_rl.runs.scores import SCORES, Scores
 
 BASE = "base"
@@ -42,6 +43,7 @@ def model_card(
     evaluation: Scores | None = None,
     picture: str | None = None,
     merged: bool = False,
+    history: History | None = None,
 ) -> str:
     """The text of the file. ``picture``: name of an image in the same folder."""
     name = Path(config.model.path).name
@@ -58,12 +60,22 @@ def model_card(
         "\n".join(f"- {_reward(reward)}" for reward in config.rewards),
         *(["## Scores", scores_table(evaluation, weights)] if evaluation else []),
         "## Training",
-        _training(config),
+        "\n".join([_training(config), *([] if history is None else [f"- {history.software}"])]),
+        *_changes(history),
         "Prompts:",
         "\n".join(f"- {_source(source)}" for source in config.prompts.train),
         "Every setting is in `training_config.yaml`; paths in it are those of the machine it was trained on.",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _changes(history: History | None) -> list[str]:
+    if history is None or not history.changes:
+        return []
+    return [
+        "The settings above are those of the last start. The run was resumed with other settings than before:",
+        "\n".join(f"- {change}" for change in history.changes),
+    ]
 
 
 def _front_matter(model: DiffusionModel, config: RunConfig, merged: bool) -> str:

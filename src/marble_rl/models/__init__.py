@@ -35,7 +35,7 @@ def check_model_path(path: str, key: str = "model.path") -> None:
     folder = Path(embedded(path, PIPELINE))
     if folder.is_dir():
         _family(folder / "model_index.json", key)
-    elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
+    elif hub.looks_local(path) or path.count("/") != 1:
         raise InputError(
             f"{key}: no such folder: {path}. Give a folder in diffusers' format, a hub id owner/name, or mini"
         )

@@ -74,6 +74,7 @@ def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | N
         guards=guards(run),
         speed=speed(run),
         config=to_yaml(run.config),
+        history=run.history,
         remarks=remarks,
         refresh_seconds=refresh_seconds,
         made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),

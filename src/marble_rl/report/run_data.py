@@ -16,6 +16,7 @@ from marble_rl.config import RunConfig
 from marble_rl.diagnose.record import DIAGNOSIS, Diagnosis
 from marble_rl.errors import InputError
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.history import History
 from marble_rl.runs.scores import SCORES, Scores
 from marble_rl.storage import RecordT
 from marble_rl.types import Metrics
@@ -55,6 +56,7 @@ class RunData:
     diagnosis: Diagnosis | None = None
     in_use: bool | None = None
     """Whether a process trains it; None where that is not known"""
+    history: History | None = None
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -100,7 +102,8 @@ def read_run(path: Path) -> RunData:
     diagnosis = read_if_whole(Diagnosis, folder.diagnosis / DIAGNOSIS, remarks)
     modified = folder.metrics.stat().st_mtime if folder.metrics.exists() else None
     samples = _samples(folder.samples)
-    return RunData(path, config, lines, evaluation, samples, modified, remarks, diagnosis, folder.in_use())
+    history = read_if_whole(History, folder.history, remarks)
+    return RunData(path, config, lines, evaluation, samples, modified, remarks, diagnosis, folder.in_use(), history)
 
 
 def read_if_whole(record: type[RecordT], file: Path, remarks: list[str]) -> RecordT | None:

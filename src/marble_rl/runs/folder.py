@@ -1,7 +1,7 @@
 """A run's folder: its files, the lock that keeps other runs out, and the check whether a run may continue in it.
 
 config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  diagnosis/  trackers.json
-base_scores.json
+base_scores.json  history.json  train.log
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from marble_rl import __version__
 from marble_rl.config import RunConfig, dump_config, load_config
@@ -22,13 +22,15 @@ from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
 from marble_rl.runs.checkpoint import checkpoint_steps, version_of
+from marble_rl.runs.history import Change
 from marble_rl.storage import storage_errors, write_bytes
 
 IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
 """Sections that define a run: with another value it is another run, which `--resume` refuses."""
 FREE = ("evaluation", "logging")
 """Sections that do not affect the weights: they may change on `--resume`."""
-FREE_KEYS = ("trainer.steps", "prompts.heldout*", *WITHOUT_EFFECT)
+STEPS = "trainer.steps"
+FREE_KEYS = (STEPS, "prompts.heldout*", *WITHOUT_EFFECT)
 """Further keys that do not affect the weights of the steps done so far"""
 CHANGEABLE_KEYS = (
     "rewards.*.clip*",
@@ -46,6 +48,7 @@ CHANGEABLE_KEYS = (
 )
 """Keys of the `IDENTITY` sections that may change on `--resume`: bounds on a reward that was exploited, floors of
 guards, and settings that help against an out-of-memory error."""
+StartMode = Literal["new", "resume", "resume_or_start"]
 LOCK = ".lock"
 """File that is locked while a process trains in the folder; contains the host name of the process."""
 
@@ -63,6 +66,7 @@ class RunFolder:
         self.evaluation = path / "evaluation"
         self.diagnosis = path / "diagnosis"
         self.base_scores = path / "base_scores.json"
+        self.history = path / "history.json"
 
     @property
     def exists(self) -> bool:
@@ -89,14 +93,19 @@ class RunFolder:
             ) from None
         return load_config(self.config, overrides)
 
-    def check_start(self, config: RunConfig, resume: bool) -> list[str]:
-        """Refuse a config that may not start or continue here. Returns remarks on what changed since the run began."""
+    def check_start(self, config: RunConfig, mode: StartMode) -> list[Change]:
+        """Refuse a config that may not start or continue here. Returns what changed since the run was last started."""
         if not self.exists:
             # Only hidden files: a run was killed here before it wrote its config.
             if self.path.is_dir() and any(not entry.name.startswith(".") for entry in self.path.iterdir()):
                 raise InputError(f"--out: {self.path} is not empty and not a run; give another folder")
-            return [f"no run in {self.path} yet: starting one"] if resume else []
-        if not resume:
+            if mode == "resume":
+                raise InputError(
+                    f"--resume: there is no run in {self.path}; give the --out of a run, leave --resume out to start "
+                    "one, or use --resume-or-start"
+                )
+            return []
+        if mode == "new":
             raise InputError(
                 f"--out: {self.path} already holds a run; continue it with --resume, or give another folder"
             )
@@ -109,9 +118,8 @@ class RunFolder:
                 )
         scheduled = config.optimizer.schedule != "constant"  # the learning rate then depends on the last step
         return [
-            f"{key} was {before!r}, now {after!r}: from here on the run differs from the one that was started"
+            Change(key=key, before=before, after=after, free=_is_free(key) and not (key == STEPS and scheduled))
             for key, before, after in changes
-            if not _is_free(key) or (key == "trainer.steps" and scheduled)
         ]
 
     @contextmanager

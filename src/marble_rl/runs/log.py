@@ -20,6 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from marble_rl.runs.run_log import STEPS
 from marble_rl.storage import storage_errors, write_bytes
 from marble_rl.types import Metrics
 
@@ -57,7 +58,7 @@ def _step_of(line: str) -> int:
 
 
 class Display:
-    """A progress bar with stage, rewards and time left; plain lines where the output is not a terminal."""
+    """A progress bar with stage, rewards and time left; plain lines for the log, and where there is no terminal."""
 
     def __init__(self, console: Console, total: int, done: int, rewards: Sequence[str], print_every: int) -> None:
         self.console = console
@@ -115,12 +116,10 @@ class Display:
         """Show that ``done`` steps are done, with the mean rewards of the last one."""
         figures = [f"{name} {metrics[f'reward/{name}']:.3f}" for name in self._rewards if f"reward/{name}" in metrics]
         self.progress.update(self._task, completed=done, detail=escape("  ".join(figures)))
-        if not self.console.is_terminal and (done % self._print_every == 0 or done == self._total):
+        if done % self._print_every == 0 or done == self._total:
             pace = (time.perf_counter() - self._began) / (done - self._began_at)
             left = _duration(pace * (self._total - done))
-            self.console.print(
-                f"step {done}/{self._total}  {'  '.join(figures)}  ({left} left)", markup=False, soft_wrap=True
-            )
+            STEPS.info(f"step {done}/{self._total}  {'  '.join(figures)}  ({left} left)")
 
 
 def _duration(seconds: float) -> str:

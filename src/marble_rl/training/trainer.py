@@ -7,6 +7,9 @@ log, checkpoint                                 runs/journal.py, runs/checkpoint
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +18,25 @@ from rich.console import Console
 from marble_rl.config import RunConfig
 from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.distributed.world import World, check_same_rewards, check_same_weights, check_world, join
-from marble_rl.errors import MarbleError, NonFiniteGradient, RankLost, RewardExploited, RunStopped, StorageFailed
+from marble_rl.errors import (
+    MarbleError,
+    NonFiniteGradient,
+    RankLost,
+    RewardExploited,
+    RewardsAbandoned,
+    RunStopped,
+    StorageFailed,
+)
 from marble_rl.evaluation.evaluate import evaluate
 from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import EMA, LoraPolicy
-from marble_rl.runs.checkpoint import load_newest, restoring, save_checkpoint
-from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.checkpoint import checkpoint_steps, load_newest, restoring, save_checkpoint
+from marble_rl.runs.folder import RunFolder, StartMode
+from marble_rl.runs.history import add_start
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.journal import Journal, tracker_settings
+from marble_rl.runs.run_log import LOG, logging_to
 from marble_rl.runs.trackers import check_trackers
 from marble_rl.storage import storage_errors
 from marble_rl.training.base_images import BaseImages
@@ -68,7 +81,7 @@ class Trainer:
         config: RunConfig,
         out: Path | None = None,
         *,
-        resume: bool = False,
+        mode: StartMode = "new",
         console: Console | None = None,
         world: World | None = None,
     ) -> None:
@@ -85,7 +98,8 @@ class Trainer:
             self._device = self.world.pick_device(config.model.device)
             self._inputs.scorer.check_devices()
             check_trackers(tracker_settings(config, self.world))
-            self._remarks = self.folder.check_start(config, resume) if self.world.first else []
+            self._changes = self.folder.check_start(config, mode) if self.world.first else []
+        self._interrupts = Interrupts(self._say, agree=self.world.largest, launched=self.world.size > 1)
 
     @property
     def step(self) -> int:
@@ -95,30 +109,34 @@ class Trainer:
     def train(self) -> RunResult:
         """Run to the last step; raises RunStopped or Interrupted after saving the last complete step, if it can be
         saved."""
-        steps = self.config.trainer.steps
-        metrics: Metrics = {}
-        interrupts = Interrupts(self._say, agree=self.world.largest, launched=self.world.size > 1)
-        with self.folder.opened(self.config, self.world), interrupts:
+        with (
+            self.folder.opened(self.config, self.world),
+            logging_to(self.folder.path, self.world, self.console),
+            self._interrupts,
+        ):
             with self.world.failing_together(), memory_errors(lambda: "loading", self.world.lockstep):
                 self._load()
-            if interrupts.pending():
-                interrupts.stop("stopped before the first step; continue with --resume")
+            if self._interrupts.pending():
+                self._interrupts.stop("stopped before the first step", self._how_to_continue())
             with self._journal:
-                while self.step < steps:
-                    try:
-                        with self.world.failing_together(), memory_errors(self._stage, self.world.lockstep):
-                            metrics = self._take_step()
-                        finished, stopping = self.step == steps, interrupts.pending()
-                        if finished or stopping or self.step % self.config.trainer.save_every == 0:
-                            self._save()
-                    except RunStopped as stop:
-                        self._save_before_stopping(stop)
-                        raise
-                    if stopping and not finished:
-                        interrupts.stop(f"stopped after step {self.step}; continue with --resume")
+                metrics = self._run_steps()
             with self.world.failing_together():
                 self._write_lora()
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
+
+    def _run_steps(self) -> Metrics:
+        """The steps that are left, with checkpoints between them; returns the metrics of the last one."""
+        steps, metrics = self.config.trainer.steps, Metrics()
+        while self.step < steps:
+            with self._saving_before_stopping():
+                with self.world.failing_together(), memory_errors(self._stage, self.world.lockstep):
+                    metrics = self._take_step()
+                finished, stopping = self.step == steps, self._interrupts.pending()
+                if finished or stopping or self.step % self.config.trainer.save_every == 0:
+                    self._save()
+            if stopping and not finished:
+                self._interrupts.stop(f"stopped after step {self.step}", self._how_to_continue())
+        return metrics
 
     def _take_step(self) -> Metrics:
         """One optimizer update. If its gradient is not finite and may be skipped, try again with the next rollout."""
@@ -153,7 +171,7 @@ class Trainer:
             "guard/clamped": float(experience.clamped[rows].sum()),
         }
         last_of_rollout = update + 1 == c.rollout.updates
-        with display.stage("update"):
+        with display.stage("update"), self._interrupts.shielded():
             metrics |= learner.apply(proposal, last_of_rollout)
         alarms: dict[str, str] = {}
         if last_of_rollout:
@@ -166,7 +184,7 @@ class Trainer:
         try:
             with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
                 metrics |= self._evaluate_if_due()
-        except MarbleError:  # raised on every rank; the update is done, so log it without the evaluation
+        except (MarbleError, KeyboardInterrupt):  # the update is done, so log it without the evaluation
             self._journal.log(step, metrics)
             raise
         self._journal.log(step, metrics)
@@ -205,7 +223,10 @@ class Trainer:
     def _load(self) -> None:
         """Load models, and the newest checkpoint where there is one."""
         c, scorer = self.config, self._inputs.scorer
-        for remark in (*self._remarks, *self._inputs.remarks):
+        for change in self._changes:
+            if not change.free:
+                self._say(f"{change}: from here on the run differs from the one that was started")
+        for remark in self._inputs.remarks:
             self._say(remark)
         # Rank 0 reads the checkpoint and broadcasts it, so that all ranks start from the same one.
         newest = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
@@ -241,6 +262,9 @@ class Trainer:
                 if c.guards:
                     self._floors.load_state_dict(checkpoint.state["floors"])
         self._journal = Journal(c, self.folder, self.world, scorer, self._device, self.console, self.step)
+        if self.world.first:
+            with storage_errors(str(self.folder.history)):
+                add_start(self.folder.history, self.step, self.world.size, str(self._device), self._changes)
 
     def _save(self) -> None:
         """Rank 0 writes the checkpoint; the other ranks wait for it."""
@@ -254,14 +278,37 @@ class Trainer:
             state = self._learner.checkpoint(watches=self._watches.state_dict(), **floors)
             save_checkpoint(self.folder.checkpoints, state, self.config.trainer.keep_checkpoints)
 
-    def _save_before_stopping(self, stop: RunStopped) -> None:
-        """Save the weights after the last complete step. Where the disk refuses a write, or an update was interrupted
-        half-way, the previous checkpoint stays the newest."""
-        if isinstance(stop, RankLost):
-            self._write_checkpoint()
-        elif not isinstance(stop, StorageFailed):
-            with self.world.failing_together():
+    @contextmanager
+    def _saving_before_stopping(self) -> Iterator[None]:
+        """If the block cannot go on, save the weights after the last complete step. Where the disk refuses a write, or
+        an update was interrupted half-way, the previous checkpoint stays the newest."""
+        try:
+            yield
+        except RunStopped as stop:
+            if isinstance(stop, RankLost):
                 self._write_checkpoint()
+            elif not isinstance(stop, StorageFailed):
+                with self.world.failing_together():
+                    self._write_checkpoint()
+            stop.hint = self._how_to_continue()
+            if isinstance(stop, RewardsAbandoned):
+                self._interrupts.pending()  # a rank that got no signal learns it from the others
+                self._interrupts.stop(f"stopped after step {self.step}: {stop}", stop.hint)
+            raise
+        except KeyboardInterrupt:  # a second Ctrl-C
+            self._write_checkpoint()
+            self._interrupts.stop(f"stopped at once, after step {self.step}", self._how_to_continue())
+
+    def _how_to_continue(self) -> str:
+        """Which step is saved, and the command that goes on from there."""
+        saved = checkpoint_steps(self.folder.checkpoints)
+        state = f"Step {saved[-1]} is saved." if saved else "No step is saved yet."
+        command = (
+            f"marble train {shlex.quote(str(self.folder.path))} --resume"
+            if self.world.size == 1
+            else "the same torchrun command and --resume-or-start"
+        )
+        return f"{state} Continue with: {command}"
 
     def _write_lora(self) -> None:
         if self.world.first:
@@ -273,4 +320,4 @@ class Trainer:
         return self._journal.display.current_stage
 
     def _say(self, message: str) -> None:
-        self.console.print(message, markup=False, soft_wrap=True)
+        LOG.info(message)

@@ -56,9 +56,7 @@ def test_applicability_is_the_rewards_own_and_asked_once_for_each_prompt() -> No
         assert reward.asked == 2
         with pytest.raises(RemoteFailed, match="does not apply to the prompt 'a cup'"):
             remote.score(RewardBatch(pictures(2), [yes, no]))
-    with pytest.raises(
-        RewardFailed, match=r"'a hat' is unknown: remote reward 'r' failed after 3 attempts: http://127"
-    ):
+    with pytest.raises(RewardFailed, match=r"'a hat' is unknown: remote reward 'r': no usable answer in 3 attempts"):
         remote.applies_to(Prompt(2, "a hat", "s"))
 
 
@@ -112,6 +110,15 @@ def test_the_error_names_the_servers_that_failed_and_why() -> None:
             scorer.score(["mine"], torch.from_numpy(pictures(2)), red_batch(2).prompts, batch_size=2)
     for part in ("remote reward 'brightness'", a.url, b.url, "out of memory"):
         assert part in str(error.value)
+
+
+def test_a_wrong_token_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARBLE_REWARDS_TOKEN", "wrong")
+    with (
+        serving(token="right") as url,
+        pytest.raises(RemoteFailed, match=r"no usable answer in 1 attempt: .*HTTP 401.*MARBLE_REWARDS_TOKEN"),
+    ):
+        client(url, retries=5)
 
 
 def test_a_server_that_goes_away_between_batches() -> None:

@@ -162,7 +162,7 @@ def test_what_cannot_be_used_is_tried_again_then_an_error(
 ) -> None:
     server.replies = [reply]
     error = failure(judge(server.url, retries=2))
-    for part in (server.url, named, advice, "(attempt 3 of 3)"):
+    for part in (server.url, named, advice, "(after 3 attempts)"):
         assert part in str(error)
     assert len(server.requests) == 3
     assert len(str(error)) < 700

@@ -16,10 +16,16 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from marble_rl.errors import RewardFailed
+from marble_rl.distributed.interrupts import seconds_since_stop
+from marble_rl.errors import RewardFailed, RewardsAbandoned
 from marble_rl.rewards.core.base import Images, RewardBatch
 from marble_rl.rewards.core.calls import CalledReward
 from marble_rl.types import Prompt, RewardTable
+
+GRACE = 10.0
+"""Seconds that rewards still have after Ctrl-C or SIGTERM. One that takes longer is given up, and the step with it."""
+POLL = 0.2
+"""Seconds between two looks at whether it makes sense to wait on."""
 
 
 class PendingScores:
@@ -35,6 +41,8 @@ class PendingScores:
         self._rows = 0
         self._closed = False
         self._error: Exception | None = None
+        self._calling: list[str] = []
+        """Names of the rewards that are being called; one more than once, if its lane has several threads"""
         self._lanes: dict[str, Lane] = {}
         for reward in rewards:
             if _lane(reward) not in self._lanes:
@@ -52,7 +60,7 @@ class PendingScores:
     def finish(self) -> RewardTable:
         """Wait for all scores and return them."""
         for lane in self._lanes.values():
-            lane.finish()
+            lane.finish(self._check_waiting)
         self._raise_error()
         assert self._rows == len(self._prompts), f"{self._rows} images were given for {len(self._prompts)} prompts"
         self._check_complete()
@@ -63,6 +71,14 @@ class PendingScores:
         self._closed = True
         for lane in self._lanes.values():
             lane.close()
+
+    def _check_waiting(self) -> None:
+        """Raise if a reward has failed, or if the process was asked to stop and has waited long enough."""
+        self._raise_error()
+        asked = seconds_since_stop()
+        if asked is not None and asked > GRACE:
+            names = " and ".join(sorted({repr(name) for name in self._calling}))
+            raise RewardsAbandoned(f"gave up waiting for reward {names}")
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -83,10 +99,14 @@ class PendingScores:
         """Runs in a lane's thread. No two calls write to the same cells of the table."""
         if self._closed or self._error is not None:
             return
+        name = self._rewards[column].name
+        self._calling.append(name)
         try:
             self._fill(column, rows, pixels)
         except BaseException as error:  # raised in the caller's thread; here it would end the lane unseen
-            self._error = self._error or _failure(self._rewards[column].name, error)
+            self._error = self._error or _failure(name, error)
+        finally:
+            self._calling.remove(name)
 
     def _fill(self, column: int, rows: range, pixels: Images) -> None:
         chosen = [row for row in rows if self._table.applicable[row, column]]
@@ -133,11 +153,13 @@ class Lane:
         for _ in self._threads:
             self._jobs.put(None)
 
-    def finish(self) -> None:
-        """Wait until all jobs are done."""
+    def finish(self, check: Callable[[], None]) -> None:
+        """Wait until all jobs are done, or until ``check``, which is called again and again, raises."""
         self.close()
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(POLL)
+                check()
 
     def _work(self, torch_threads: int) -> None:
         torch.set_num_threads(torch_threads)  # OpenMP keeps this number for each thread

@@ -86,9 +86,9 @@ _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
 @contextmanager
-def deadline_in(seconds: float) -> Iterator[None]:
-    """Set a deadline for calls made in this thread."""
-    token = _deadline.set(time.monotonic() + seconds)
+def deadline_in(seconds: float | None) -> Iterator[None]:
+    """Set a deadline for calls made in this thread; None: they have none."""
+    token = _deadline.set(None if seconds is None else time.monotonic() + seconds)
     try:
         yield
     finally:

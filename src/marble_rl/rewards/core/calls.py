@@ -8,21 +8,19 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 
 from marble_rl.devices import pick_device
 from marble_rl.errors import InputError, RewardFailed
-from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, deadline_in, traits_of
+from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, traits_of
+from marble_rl.rewards.core.call_thread import call_within
 from marble_rl.rewards.core.retries import AllAttemptsFailed, RetryPolicy
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Media, Prompt
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -128,7 +126,7 @@ class CalledReward:
         self._count(calls=1)
         scores: list[float | None] = []
         try:
-            scores = _with_timeout(lambda: self._call(batch), self.config.timeout)
+            scores = call_within(lambda: self._call(batch), self.config.timeout, self.name)
         finally:
             seconds = time.perf_counter() - began
             self._count(images=len(scores), failures=int(not scores), seconds=seconds)
@@ -154,9 +152,10 @@ class CalledReward:
         row = getattr(error.failures[-1], "row", 0)
         known = isinstance(row, int) and 0 <= row < len(batch.prompts)  # another library's exception may have a `row`
         prompt = batch.prompts[row if known else 0]
+        attempts = f" after {error.attempts}" if len(error.failures) > 1 else ""
         return (
-            f"reward {self.name!r} failed after {error.attempts} on an image of prompt {prompt.index} "
-            f"({prompt.text!r}): {error.reasons(lambda failure: f'{type(failure).__name__}: {failure}')}"
+            f"reward {self.name!r} failed{attempts} on an image of prompt {prompt.index} ({prompt.text!r}): "
+            f"{error.reasons(lambda failure: f'{type(failure).__name__}: {failure}')}"
         )
 
     def _check_media(self, batch: RewardBatch) -> None:
@@ -208,27 +207,3 @@ def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) ->
         if not low <= number <= high:
             raise BadScore(f"returned {number} for image {row} of its batch, outside its range [{low}, {high}]", row)
     return numbers
-
-
-def _with_timeout(call: Callable[[], T], seconds: float | None) -> T:
-    """Run in a new thread where a timeout is set. A call that exceeds it is abandoned; its thread keeps running."""
-    if seconds is None:
-        return call()
-    outcome: list[tuple[T | None, BaseException | None]] = []
-
-    def target() -> None:
-        try:
-            with deadline_in(seconds):
-                outcome.append((call(), None))
-        except BaseException as error:  # handed to the caller's thread below
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
-        raise TimeoutError(f"no answer within {seconds:g} seconds")
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,12 +14,17 @@ from marble_rl.rewards.core.base import seconds_to_deadline
 
 T = TypeVar("T")
 
+LOG = logging.getLogger(__name__)
+
 
 class AttemptFailed(RuntimeError):
     """An attempt that failed in a known way."""
 
     final = False
     """Whether a retry would fail as well, as with a wrong API key."""
+    unreachable = False
+    """Whether the server did not answer at all, as while it restarts. Such attempts are repeated for some time, however
+    many they are."""
     pause = 0.0
     """Seconds that the server asks us to wait before the next attempt."""
 
@@ -37,9 +44,34 @@ class AllAttemptsFailed(Exception):
         return "; ".join(f"{r} ({n} times)" if 1 < n < len(reasons) else r for r, n in counts.items())
 
 
+class Outage:
+    """The time in which a server cannot be reached, mentioned at its beginning and at its end. Several threads may
+    share one."""
+
+    def __init__(self, name: str, wait: float) -> None:
+        """``name``: of the reward. ``wait``: seconds after which waiting ends."""
+        self.name = name
+        self.wait = wait
+        self._began: float | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, reason: BaseException) -> None:
+        with self._lock:
+            if self._began is None:
+                self._began = time.monotonic()
+                LOG.warning(f"waiting up to {self.wait:g} s for the server of reward {self.name!r}: {reason}")
+
+    def end(self) -> None:
+        with self._lock:
+            if self._began is not None:
+                LOG.warning(f"the server of reward {self.name!r} is back after {time.monotonic() - self._began:.0f} s")
+                self._began = None
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Up to ``retries`` retries after a failure, with pauses that double."""
+    """Up to ``retries`` retries after a failure, with pauses that double. While a server is unreachable, further ones
+    until ``outage.wait`` is over."""
 
     retries: int
     backoff: float
@@ -51,7 +83,11 @@ class RetryPolicy:
     """Exceptions that are retried. Others are raised at once, and so is KeyboardInterrupt."""
 
     def call(
-        self, attempt: Callable[[int], T], jitter: random.Random | None = None, stop: threading.Event | None = None
+        self,
+        attempt: Callable[[int], T],
+        jitter: random.Random | None = None,
+        stop: threading.Event | None = None,
+        outage: Outage | None = None,
     ) -> T:
         """The result of the first of ``attempt(0)``, ``attempt(1)``, ... that succeeds.
 
@@ -60,26 +96,39 @@ class RetryPolicy:
         requests that failed together are not retried together.
         """
         failures: list[BaseException] = []
-        for number in range(self.retries + 1):
-            if number:
-                self.on_retry()
+        began = time.monotonic()
+        while True:
             try:
-                return attempt(number)
+                result = attempt(len(failures))
             except KeyboardInterrupt:
                 raise
             except self.errors as error:
                 failures.append(error)
-            if number == self.retries or not self._wait(number, failures[-1], jitter, stop or threading.Event()):
+            else:
+                if failures and outage is not None:
+                    outage.end()
+                return result
+            if not self._may_retry(failures, time.monotonic() - began, outage):
                 break
+            if not self._wait(len(failures) - 1, failures[-1], jitter, stop or threading.Event()):
+                break
+            self.on_retry()
         raise AllAttemptsFailed(failures)
+
+    def _may_retry(self, failures: Sequence[BaseException], seconds: float, outage: Outage | None) -> bool:
+        last = failures[-1]
+        if isinstance(last, AttemptFailed) and last.final:
+            return False
+        if len(failures) <= self.retries:
+            return True
+        if outage is None or not isinstance(last, AttemptFailed) or not last.unreachable or seconds >= outage.wait:
+            return False
+        outage.begin(last)
+        return True
 
     def _wait(self, number: int, error: BaseException, jitter: random.Random | None, stop: threading.Event) -> bool:
         """Pause before the next attempt. Returns False if there must not be one."""
         pause = self.backoff * 2.0 ** min(number, 64) * (jitter.uniform(0.5, 1.0) if jitter else 1.0)
-        if isinstance(error, AttemptFailed):
-            if error.final:
-                return False
-            pause = max(pause, error.pause)
-        pause = min(pause, self.longest_pause)
+        pause = min(max(pause, getattr(error, "pause", 0.0)), self.longest_pause)
         left = seconds_to_deadline()
         return (left is None or pause < left) and not stop.wait(pause)

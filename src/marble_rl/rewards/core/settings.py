@@ -88,8 +88,8 @@ class RewardConfig(RewardChoice):
     default 1."""
     backoff: NonNegativeFloat = 0.5
     """Seconds before the first retry, doubled for each one after it."""
-    timeout: PositiveFloat | None = None
-    """Seconds that one call may take; null sets no limit."""
+    timeout: PositiveFloat | None = 600.0
+    """Seconds that one call may take before it counts as failed; null sets no limit."""
 
     def on_at(self, step: int) -> bool:
         """Whether it is trained at a step, by its schedule."""

@@ -15,7 +15,15 @@ from urllib.parse import urlsplit
 
 from marble_rl.errors import InputError
 from marble_rl.rewards.core.retries import AttemptFailed
-from marble_rl.rewards.remote.http_client import HttpClient, Reply, RequestFailed, bearer, is_loopback, read_secret
+from marble_rl.rewards.remote.http_client import (
+    UNREACHABLE,
+    HttpClient,
+    Reply,
+    RequestFailed,
+    bearer,
+    is_loopback,
+    read_secret,
+)
 
 LISTING_TIMEOUT = 15.0
 """Seconds that a GET may take at most. It runs no model, so a server that hangs is noticed early."""
@@ -29,9 +37,18 @@ class ChatError(AttemptFailed):
     row = 0
     """Index of its picture in the batch."""
 
-    def __init__(self, message: str, *, final: bool = False, status: int | None = None, pause: float = 0.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        final: bool = False,
+        unreachable: bool = False,
+        status: int | None = None,
+        pause: float = 0.0,
+    ) -> None:
         super().__init__(message)
         self.final = final
+        self.unreachable = unreachable
         self.status = status
         self.pause = pause
 
@@ -67,7 +84,7 @@ class ChatServer:
                 if error.timed_out
                 else "check that the server runs, and that `url` is its address"
             )
-            raise ChatError(f"{self.excerpt(str(error))}; {advice}") from None
+            raise ChatError(f"{self.excerpt(str(error))}; {advice}", unreachable=True) from None
         return self._decoded(f"{self.url}/{path}", reply)
 
     def _decoded(self, address: str, reply: Reply) -> Any:
@@ -77,6 +94,7 @@ class ChatServer:
             raise ChatError(
                 f"{address} answered with HTTP {status}: {shown}; {self._advice(status)}",
                 final=status not in (408, 429) and status < 500,
+                unreachable=status in UNREACHABLE,
                 status=status,
                 pause=retry_after(reply.headers.get("Retry-After")),
             )

@@ -16,8 +16,8 @@ import torch
 
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Scores, Traits
-from marble_rl.rewards.core.retries import AllAttemptsFailed, AttemptFailed, RetryPolicy
-from marble_rl.rewards.remote.http_client import HttpClient, Reply, bearer, read_secret
+from marble_rl.rewards.core.retries import AllAttemptsFailed, AttemptFailed, Outage, RetryPolicy
+from marble_rl.rewards.remote.http_client import REFUSED, UNREACHABLE, HttpClient, Reply, bearer, read_secret
 from marble_rl.rewards.remote.settings import RemoteParams
 from marble_rl.rewards.remote.wire import (
     PROTOCOL,
@@ -45,6 +45,11 @@ REST_SECONDS = 30.0
 class ServerFailed(AttemptFailed):
     """One server did not give a usable answer; the message says which one and why."""
 
+    def __init__(self, message: str, status: int = 200) -> None:
+        super().__init__(message)
+        self.final = status in REFUSED
+        self.unreachable = status in UNREACHABLE
+
 
 class RemoteFailed(RuntimeError):
     """No server gave a usable answer."""
@@ -66,7 +71,7 @@ class Server:
         """What ``read`` makes of the server's answer; AttemptFailed if it is not in the format."""
         reply = self._http.send(method, path, body, bearer(self.token), timeout=self._timeout)
         if reply.status != 200:
-            raise ServerFailed(f"{self.url}: HTTP {reply.status}: {_reason(reply)}")
+            raise ServerFailed(f"{self.url}: HTTP {reply.status}: {_reason(reply)}", reply.status)
         try:
             return read(reply.body)
         except Malformed as error:
@@ -96,6 +101,7 @@ class Remote(RewardBase):
         self.reward = self.params.reward
         self._servers = [Server(url, self.params.timeout) for url in self.params.url]
         self._policy = RetryPolicy(self.params.retries, self.params.backoff, self._count_retry, LONGEST_PAUSE)
+        self._outage = Outage(self.reward, self.params.wait)
         self.traits = self._own_traits(Traits())
         self.repeats = 0
         self._turns = itertools.count()
@@ -160,7 +166,8 @@ class Remote(RewardBase):
         return sorted(servers, key=lambda server: (server.rests_until > now, server.under_way))
 
     def _attempt(self, servers: Sequence[Server], ask: Callable[[Server], T]) -> T:
-        """Ask one server after the other until one answers."""
+        """Ask one server after the other until one answers. Before the training starts, a server that cannot be
+        reached is more likely a wrong address than one that restarts, and is not waited for."""
 
         def attempt(number: int) -> T:
             server = servers[number % len(servers)]
@@ -168,9 +175,9 @@ class Remote(RewardBase):
                 return ask(server)
 
         try:
-            return self._policy.call(attempt)
+            return self._policy.call(attempt, outage=self._outage if self._loaded else None)
         except AllAttemptsFailed as error:
-            message = f"remote reward {self.reward!r} failed after {error.attempts}: {error.reasons()}"
+            message = f"remote reward {self.reward!r}: no usable answer in {error.attempts}: {error.reasons()}"
             raise RemoteFailed(message) from error.failures[-1]
 
     @contextmanager

@@ -21,6 +21,10 @@ from marble_rl.rewards.core.retries import AttemptFailed
 if TYPE_CHECKING:
     import httpx
 
+UNREACHABLE = (502, 503, 504)
+"""Statuses with which a proxy answers for a server that is down, or a server that is still loading."""
+REFUSED = (400, 401, 403, 404, 405, 413, 422)
+"""Statuses that a repeated request gets again."""
 CHUNK = 1 << 20
 """Bytes of a body that are handed to httpx at a time. It copies what it has not sent yet after every send."""
 LARGEST_REPLY = 16 << 20
@@ -29,6 +33,8 @@ LARGEST_REPLY = 16 << 20
 
 class RequestFailed(AttemptFailed):
     """No complete reply came. The message names the address and the reason."""
+
+    unreachable = True
 
     def __init__(self, message: str, *, timed_out: bool = False) -> None:
         super().__init__(message)

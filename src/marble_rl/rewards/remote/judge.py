@@ -22,7 +22,7 @@ from PIL import Image
 
 from marble_rl.rewards.core.background import Lane
 from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits, seconds_to_deadline
-from marble_rl.rewards.core.retries import AllAttemptsFailed, RetryPolicy
+from marble_rl.rewards.core.retries import AllAttemptsFailed, Outage, RetryPolicy
 from marble_rl.rewards.remote.chat import ChatError, ChatServer
 from marble_rl.rewards.remote.settings import PLACEHOLDER, JudgeParams, UnifiedRewardParams
 from marble_rl.types import Prompt
@@ -45,6 +45,8 @@ class Judge(RewardBase):
         self._policy = RetryPolicy(self.params.retries, self.params.backoff, self._count_retry)
         # Retries are made for each picture here, so whole batches need none.
         self.traits = Traits(range=self.params.scale or (-math.inf, math.inf), concurrency=1, retries=0)
+        self._outage = Outage(self.params.model, self.params.wait)
+        self._loaded = False
         self.repeats = 0
         self._lock = threading.Lock()
 
@@ -52,6 +54,7 @@ class Judge(RewardBase):
         """Check that every server answers and knows the model."""
         for server in self._servers:
             self._retried(partial(self._check_server, server), server.url)
+        self._loaded = True
 
     def score(self, batch: RewardBatch) -> Sequence[float]:
         stop = threading.Event()
@@ -101,11 +104,11 @@ class Judge(RewardBase):
 
     def _retried(self, attempt: Callable[[int], T], seed: str, stop: threading.Event | None = None) -> T:
         try:
-            return self._policy.call(attempt, random.Random(seed), stop)
+            return self._policy.call(attempt, random.Random(seed), stop, self._outage if self._loaded else None)
         except AllAttemptsFailed as error:
             last = error.failures[-1]
             if len(error.failures) > 1:
-                last.args = (f"{last} (attempt {len(error.failures)} of {self.params.retries + 1})",)
+                last.args = (f"{last} (after {error.attempts})",)
             raise last from None
 
     def _count_retry(self) -> None:

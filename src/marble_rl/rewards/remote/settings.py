@@ -105,6 +105,15 @@ def _score_range(value: Any) -> tuple[float, float] | None:
     return low, high
 
 
+def _duration(value: Any) -> float:
+    """Seconds, as a number or with a unit: 90, 90s, 10m, 2h."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", value.strip(), re.ASCII)):
+        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"expected a time such as 90, 90s, 10m or 2h, got {value!r}")
+    return float(value)
+
+
 Text = Annotated[str, AfterValidator(_not_blank)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[int, Field(strict=True, ge=1)]
@@ -116,6 +125,9 @@ Scale = Annotated[tuple[float, float] | None, BeforeValidator(_score_range)]
 VariableName = Annotated[str | None, BeforeValidator(_variable_name)]
 
 
+Wait = Annotated[float, BeforeValidator(_duration)]
+
+
 class RemoteParams(Section):
     """Params of `remote`."""
 
@@ -125,8 +137,10 @@ class RemoteParams(Section):
     """The reward's name in the served config."""
     timeout: Timeout = 120.0
     """Seconds that a server may be silent before it counts as failed."""
+    wait: Wait = 300.0
+    """How long to wait for servers that do not answer, during training: 90, 90s, 10m, 2h. So a server may restart."""
     retries: Count = 2
-    """Further attempts at one batch, each at the next server."""
+    """Further attempts at one batch, each at the next server, where a server answers with an error."""
     backoff: NotNegative = 0.5
     """Seconds before the first further attempt, doubled for each one after it."""
     token_env: VariableName = None
@@ -148,8 +162,10 @@ class JudgeParams(Section):
     """[lowest, highest] score. One outside is an error."""
     concurrency: Positive = 16
     """Requests under way at once."""
+    wait: Wait = 300.0
+    """How long to wait for servers that do not answer, during training: 90, 90s, 10m, 2h. So a server may restart."""
     retries: Count = 3
-    """Further attempts for a picture."""
+    """Further attempts for a picture, where a server answers with an error or a reply without a score."""
     backoff: NotNegative = 1.0
     """Seconds before the first further attempt, less up to half at random; doubled for each one after it."""
     timeout: Timeout = 120.0

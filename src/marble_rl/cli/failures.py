@@ -1,0 +1,80 @@
+"""What the command line prints when a command fails: one line, what to do, and where the user's own code raised."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from marble_rl.errors import Interrupted, MarbleError
+
+UNFORESEEN = 70
+"""Exit code of an error that is not in errors.py; EX_SOFTWARE of sysexits.h."""
+PACKAGE = str(Path(__file__).parents[1])
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+_debug = False
+
+
+def show_tracebacks(value: bool) -> None:
+    """What `--debug` sets."""
+    global _debug
+    _debug = value
+
+
+def print_failure(error: MarbleError) -> None:
+    """An error that a user can cause or meet."""
+    if isinstance(error, Interrupted):
+        typer.secho(str(error), err=True)
+    else:
+        label = "stopped" if error.exit_code == 3 else "error"
+        typer.secho(f"{label}: {error}", err=True, fg=typer.colors.RED)
+    print_traceback(error)
+    if error.hint:
+        typer.secho(error.hint, err=True)
+
+
+def print_traceback(error: BaseException) -> None:
+    """All of it with `--debug`, else only the frames of code that is neither marble's nor an installed package's."""
+    if _debug:
+        typer.secho("".join(traceback.format_exception(error)), err=True)
+        return
+    frames = own_frames(error)
+    for frame in frames:
+        typer.secho(f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}", err=True)
+    if frames:
+        log = getattr(error, "log_file", None)
+        typer.secho(f"  (all frames: {f'{log}, or ' if log else ''}--debug)", err=True)
+
+
+def print_unforeseen(error: Exception) -> None:
+    """An error that nobody foresaw: one line, if the traceback is in a log file."""
+    log = getattr(error, "log_file", None)
+    typer.secho(f"internal error: {type(error).__name__}: {error}", err=True, fg=typer.colors.RED)
+    if log is None or _debug:
+        typer.secho("".join(traceback.format_exception(error)), err=True)
+    else:
+        typer.secho(f"The traceback is in {log}. Please report it.", err=True)
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of the user's code in the innermost exception that has any."""
+    for cause in reversed(list(_causes(error))):
+        frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if _is_own(frame.filename)]
+        if frames:
+            return frames
+    return []
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _is_own(filename: str) -> bool:
+    in_a_file = not filename.startswith("<")  # such as <frozen importlib._bootstrap>
+    return in_a_file and not filename.startswith((PACKAGE, *LIBRARIES))

@@ -1,0 +1,96 @@
+"""Calls that can be given up: they are made in another thread, and the caller waits for so long and no longer."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+
+from marble_rl.rewards.core.base import deadline_in
+
+T = TypeVar("T")
+
+LOG = logging.getLogger(__name__)
+FIRST_NOTICE = 60.0
+"""Seconds after which a call that has not returned is mentioned; again after twice that time, and so on."""
+
+_own = threading.local()
+"""The call thread of each thread that makes calls, so that one after the other is made by the same thread."""
+
+
+def call_within(call: Callable[[], T], timeout: float | None, name: str) -> T:
+    """The result of the call. Raises TimeoutError after ``timeout`` seconds; the call then goes on running, but nobody
+    waits for it any more. ``name``: of the reward, for messages."""
+    thread: CallThread | None = getattr(_own, "thread", None)
+    if thread is None:
+        thread = _own.thread = CallThread()
+    job = Job(call, timeout)
+    thread.start(job)
+    if not _wait_for(job, timeout, name):
+        _own.thread = None  # it is still busy: the next call gets another one
+        raise TimeoutError(f"no answer within {timeout:g} seconds")
+    if job.error is not None:
+        raise job.error
+    return job.result  # type: ignore[no-any-return]
+
+
+@dataclass
+class Job:
+    """One call and what came of it."""
+
+    call: Callable[[], Any]
+    timeout: float | None
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: BaseException | None = None
+
+    def make(self) -> None:
+        try:
+            with deadline_in(self.timeout):
+                self.result = self.call()
+        except BaseException as error:  # handed to the thread that waits
+            self.error = error
+        self.done.set()
+
+
+class CallThread:
+    """A daemon thread that makes one call after the other, and ends once nobody refers to this object."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        threading.Thread(
+            target=_make_calls, args=(self._jobs, torch.get_num_threads()), name="reward", daemon=True
+        ).start()
+        weakref.finalize(self, self._jobs.put, None)
+
+    def start(self, job: Job) -> None:
+        self._jobs.put(job)
+
+
+def _make_calls(jobs: SimpleQueue[Job | None], torch_threads: int) -> None:
+    torch.set_num_threads(torch_threads)  # OpenMP keeps this number for each thread
+    while (job := jobs.get()) is not None:
+        job.make()
+        del job  # while it waits for the next one, it must not keep the images of this one
+
+
+def _wait_for(job: Job, timeout: float | None, name: str) -> bool:
+    """Whether the call returned within the timeout. A wait that takes long is mentioned."""
+    began, limit = time.monotonic(), math.inf if timeout is None else timeout
+    notice = FIRST_NOTICE
+    while (waited := time.monotonic() - began) < limit:
+        if job.done.wait(min(notice, limit) - waited):
+            return True
+        if notice <= time.monotonic() - began < limit:
+            ends = "no timeout is set" if timeout is None else f"timeout after {timeout:g} s"
+            LOG.warning(f"waiting for reward {name!r} for {notice:g} s ({ends})")
+            notice *= 2
+    return job.done.is_set()
