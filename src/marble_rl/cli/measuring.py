@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marble_rl.cli.shared import AsJson, Device, Overrides, RunCheckpoint, RunPath, print_json, quiet_libraries
+from marble_rl.cli.shared import AsJson, CheckpointName, Device, Overrides, RunPath, print_json, quiet_libraries
 from marble_rl.errors import InputError
 
 Methods = Annotated[
@@ -36,7 +36,7 @@ EvaluateAgain = Annotated[
 def diagnose(
     run: RunPath,
     batches: Annotated[int, typer.Option(min=3, help="Fresh mini-batches to measure.")] = 50,
-    step: RunCheckpoint = None,
+    checkpoint: CheckpointName = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the figures. Default: RUN/diagnosis.")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -51,8 +51,10 @@ def diagnose(
 
     from marble_rl.diagnose.printing import print_diagnosis
     from marble_rl.diagnose.run import diagnose as run_diagnosis
+    from marble_rl.inference.opening import chosen_step
 
     folder = out or run / "diagnosis"
+    step = chosen_step(str(run), checkpoint)
     diagnosis = run_diagnosis(run, batches=batches, step=step, device=device, out=folder, console=Console(stderr=True))
     if as_json:
         print_json(diagnosis.to_json())

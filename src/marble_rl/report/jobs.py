@@ -74,7 +74,7 @@ def curves(
             by_step: dict[int, list[float]] = {}
             for line in (line for job in jobs if job.result.method == method for line in job.lines):
                 if f"reward/{reward}" in line:
-                    by_step.setdefault(int(line["step"]), []).append(line[f"reward/{reward}"])
+                    by_step.setdefault(int(line["step"]) + 1, []).append(line[f"reward/{reward}"])
             if len(by_step) > 1:
                 steps = sorted(by_step)
                 means = [statistics.fmean(by_step[step]) for step in steps]

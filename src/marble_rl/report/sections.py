@@ -65,7 +65,7 @@ def reward_curves(run: RunData) -> Section:
                     f"{name} (held out)" if name in run.held_out else name,
                     lines,
                     include=_room(shown.y),
-                    x_ends=(0, run.steps_done - 1),
+                    x_ends=(1, run.steps_done),
                     small=True,
                     colour=colour[name],
                     summary=" → ".join(number(v) for v in dict.fromkeys((shown.y[0], shown.y[-1]))),

@@ -40,7 +40,7 @@ def speed(run: RunData) -> Speed:
     known = [stage for stage in STAGES if run.series(f"time/{stage}")]
     if not known:
         return Speed([], [], [])
-    steps = [int(line["step"]) for line in run.lines]
+    steps = [int(line["step"]) + 1 for line in run.lines]
     bars, stages = [], []
     total = total_seconds(run)
     for stage in known:

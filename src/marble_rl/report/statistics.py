@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from marble_rl.intervals import LEVEL, Interval, student_interval, student_reach
+from marble_rl.training.summary import LEAST_REFRESHES
 
-LEAST_REFRESHES = 5
-"""Below this nothing is said about a mean over refreshes."""
 LEAST_STEPS = 15
 """Below this nothing is said about a curve: its beginning and its end have five values each."""
 CONSTANT = 1e-12

@@ -16,7 +16,6 @@ from marble_rl.config import RunConfig
 from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.distributed.world import World, check_same_rewards, check_same_weights, check_world, join
 from marble_rl.errors import MarbleError, NonFiniteGradient, RankLost, RewardExploited, RunStopped, StorageFailed
-from marble_rl.evaluation.evaluate import evaluate
 from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import EMA, LoraPolicy
@@ -28,11 +27,13 @@ from marble_rl.runs.trackers import check_trackers
 from marble_rl.storage import storage_errors
 from marble_rl.training.base_images import BaseImages
 from marble_rl.training.batch import training_batch
+from marble_rl.training.evaluations import Evaluations
 from marble_rl.training.experience import Experience, ExperienceSource
 from marble_rl.training.floors import Floors
 from marble_rl.training.learner import Learner
 from marble_rl.training.metrics import clip_metrics, reward_metrics
 from marble_rl.training.sharding import check_sharding, load_base, parameter_counts
+from marble_rl.training.summary import introduction
 from marble_rl.training.watch import Watches
 from marble_rl.types import Metrics
 
@@ -59,6 +60,7 @@ class Trainer:
     _learner: Learner
     _watches: Watches
     _floors: Floors
+    _evaluations: Evaluations
     _journal: Journal
     _experience: Experience | None = None
     """The rollout that the next update trains on; None: sample a new one."""
@@ -109,7 +111,8 @@ class Trainer:
                         with self.world.failing_together(), memory_errors(self._stage, self.world.lockstep):
                             metrics = self._take_step()
                         finished, stopping = self.step == steps, interrupts.pending()
-                        if finished or stopping or self.step % self.config.trainer.save_every == 0:
+                        due = self.step % self.config.trainer.save_every == 0
+                        if finished or stopping or due or self.step == self._evaluations.best_step:
                             self._save()
                     except RunStopped as stop:
                         self._save_before_stopping(stop)
@@ -165,30 +168,13 @@ class Trainer:
                 self._say(f"warning after step {self.step}: {message}")
         try:
             with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
-                metrics |= self._evaluate_if_due()
+                metrics |= self._evaluations.if_due(self.step, display)
         except MarbleError:  # raised on every rank; the update is done, so log it without the evaluation
             self._journal.log(step, metrics)
             raise
         self._journal.log(step, metrics)
         self._act_on(alarms)
         return metrics
-
-    def _evaluate_if_due(self) -> Metrics:
-        every = self.config.trainer.eval_every
-        if every is None or self.step % every:
-            return {}
-        c = self.config
-        with self._journal.display.stage("evaluate"), self._learner.policy.acting_as(EMA):
-            result = evaluate(
-                self._model,
-                self._prompt_cache,
-                self._inputs.scorer,
-                self._inputs.heldout,
-                c.evaluation,
-                c.rollout,
-                world=self.world,
-            )
-        return {f"eval/{name}": mean for name, mean in result.means.items()}
 
     def _act_on(self, alarms: dict[str, str]) -> None:
         """Warn, or stop the run, where a watched reward fell while the trained ones rose."""
@@ -220,10 +206,10 @@ class Trainer:
             check_same_rewards(self.world, scorer.names)
             # Checked again: before loading, a remote reward or a model on the hub could not be queried.
             scorer.check_media(self._model.media())
-            scorer.check_applicability(c.trained_rewards, self._inputs.train.prompts)
+            self._inputs.check_applicability(c.trained_rewards)
+        own, parameters = parameter_counts(self._model.transformer)
         if self.world.lockstep:
-            own, whole = parameter_counts(self._model.transformer)
-            remarks.append(f"base model sharded: {own:,} of {whole:,} parameters on this rank")
+            remarks.append(f"base model sharded: {own:,} of {parameters:,} parameters on this rank")
         for remark in remarks:
             self._say(remark)
         self._prompt_cache = PromptCache(self._model)
@@ -234,12 +220,17 @@ class Trainer:
         self._learner = Learner(c, self._model, policy, self.world, self.folder.path, self._say)
         self._watches = Watches(c)
         self._floors = Floors(c.guards)
+        self._evaluations = Evaluations(c, self._inputs, self._model, policy, self._prompt_cache, self.world, self._say)
         if checkpoint:
             with restoring(checkpoint, self.folder.path):
                 self._learner.restore(checkpoint)
                 self._watches.load_state_dict(checkpoint.state.get("watches", {}))
+                self._evaluations.load_state_dict(checkpoint.state)
                 if c.guards:
                     self._floors.load_state_dict(checkpoint.state["floors"])
+        for line in introduction(c, self.folder.path, self._device, policy.flat.numel(), parameters):
+            self._say(line)
+        self._evaluations.announce(self.step)
         self._journal = Journal(c, self.folder, self.world, scorer, self._device, self.console, self.step)
 
     def _save(self) -> None:
@@ -251,8 +242,11 @@ class Trainer:
     def _write_checkpoint(self) -> None:
         if self.world.first and self._learner.updater.intact:
             floors = {"floors": self._floors.state_dict()} if self.config.guards else {}
-            state = self._learner.checkpoint(watches=self._watches.state_dict(), **floors)
-            save_checkpoint(self.folder.checkpoints, state, self.config.trainer.keep_checkpoints)
+            state = self._learner.checkpoint(
+                watches=self._watches.state_dict(), **floors, **self._evaluations.state_dict()
+            )
+            keep, best = self.config.trainer.keep_checkpoints, self._evaluations.best_step
+            save_checkpoint(self.folder.checkpoints, state, keep, best)
 
     def _save_before_stopping(self, stop: RunStopped) -> None:
         """Save the weights after the last complete step. Where the disk refuses a write, or an update was interrupted
