@@ -70,14 +70,14 @@ def _table(found: Sequence[RunOverview], folder: Path) -> Table:
     for name in ("run", "status", "steps", "last step", "model", "rule", "scores", "size"):
         table.add_column(name, justify="right" if name in ("steps", "size") else "left", no_wrap=name != "scores")
     for run in found:
-        name = Path(run.path).relative_to(folder)
+        place = Path(run.path).relative_to(folder)
         model = Path(run.model)
         style = STYLES[run.status]
         word = run.status + ("" if run.certain else "?")
         table.add_row(
-            escape(str(name if name.parts else run.path)),
+            escape(str(place if place.parts else run.path)),
             f"[{style}]{word}[/{style}]" if style else word,
-            f"{run.steps_done}/{run.steps}",
+            f"{run.steps_done}/{run.steps}" + ("" if run.best is None else f", best {run.best}"),
             _ago(time.time() - run.written),
             escape(model.name if model.is_absolute() else run.model),
             escape(run.rule),

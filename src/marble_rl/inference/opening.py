@@ -15,6 +15,7 @@ from torch import Tensor
 
 from marble_rl.config import RunConfig
 from marble_rl.devices import pick_device
+from marble_rl.distributed.world import is_first
 from marble_rl.errors import InputError
 from marble_rl.inference.lora_note import NOTE, LoraNote
 from marble_rl.memory.empty_model import build_empty, config_folder
@@ -248,6 +249,9 @@ def _best_step(folder: RunFolder) -> int:
         raise InputError(
             f"--checkpoint: {folder.path} has no best one: no evaluation so far counts, see its log (docs/runs.md)"
         )
+    if is_first():
+        text = f"best checkpoint: step {best['step']}, validation score {best['score']:+.3f} (the base model: 0)"
+        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
     return int(best["step"])
 
 

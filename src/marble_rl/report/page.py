@@ -28,7 +28,7 @@ from marble_rl.report.tables import evaluation_rows
 from marble_rl.report.verdicts import Verdict, verdicts
 from marble_rl.report.wording import counted, duration, listed, number
 from marble_rl.runs.folder import RunFolder
-from marble_rl.runs.layout import seems_alive
+from marble_rl.runs.layout import best_checkpoint, seems_alive
 
 
 @dataclass(frozen=True)
@@ -137,5 +137,8 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         ("Images a rollout", f"{images} ({c.rollout.groups} prompts, {c.rollout.group_size} each)"),
         ("Seed", str(c.trainer.seed)),
     ]
+    best = best_checkpoint(RunFolder(run.folder).checkpoints)
+    if best is not None:
+        facts.append(("Best checkpoint", f"step {best[0]}, validation score {number(best[1], signed=True)}"))
     seconds = total_seconds(run)
     return [*facts, ("Time", duration(seconds))] if seconds else facts

@@ -22,7 +22,7 @@ from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
 from marble_rl.runs.checkpoint import version_of
-from marble_rl.runs.layout import LOCK, checkpoint_steps, in_use
+from marble_rl.runs.layout import LOCK, checkpoint_steps, evaluation_folder, in_use
 from marble_rl.storage import storage_errors, write_bytes
 
 IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
@@ -59,7 +59,7 @@ class RunFolder:
         self.samples = path / "samples"
         self.checkpoints = path / "checkpoints"
         self.lora = path / "lora"
-        self.evaluation = path / "evaluation"
+        self.evaluation = evaluation_folder(path)
         self.diagnosis = path / "diagnosis"
         self.base_scores = path / "base_scores.json"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import re
 import socket
 from collections.abc import Mapping
@@ -42,6 +43,17 @@ def checkpoint_steps(folder: Path) -> list[int]:
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     matches = (re.fullmatch(r"step-(\d+)|\.step-(\d+)\.aside", name) for name in names)
     return sorted({int(match[1] or match[2]) for match in matches if match})
+
+
+def best_checkpoint(folder: Path) -> tuple[int, float] | None:
+    """Step and score of the best of the checkpoints in ``folder`` (training/best.py), from the state of the newest;
+    None where none was chosen."""
+    newest = max(checkpoint_steps(folder), default=None)
+    try:
+        best = json.loads((folder / f"step-{newest}" / "state.json").read_text(encoding="utf-8"))["best"]
+        return int(best["step"]), float(best["score"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def evaluation_folder(run: Path) -> Path:

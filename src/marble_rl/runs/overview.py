@@ -23,7 +23,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marble_rl.errors import InputError
-from marble_rl.runs.layout import checkpoint_steps, evaluation_folder, in_use, seems_alive, wall_seconds
+from marble_rl.runs.layout import (
+    best_checkpoint,
+    checkpoint_steps,
+    evaluation_folder,
+    in_use,
+    seems_alive,
+    wall_seconds,
+)
 
 Word = Literal["running", "finished", "stopped", "crashed"]
 PARTS = ("checkpoints", "lora", "samples", "evaluation", "diagnosis")
@@ -87,7 +94,8 @@ def find_runs(folder: Path) -> tuple[list[RunOverview], list[Broken]]:
     """All runs in and below a folder, the one written last first."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give one that runs were written to, such as runs")
-    runs, broken = [], []
+    runs: list[RunOverview] = []
+    broken: list[Broken] = []
     for entry in _folders(folder, broken):
         try:
             runs.append(_overview(entry))
@@ -114,6 +122,7 @@ def _overview(folder: Path) -> RunOverview:
     lines = _Lines(folder / "metrics.jsonl")
     steps_done = 0 if lines.last is None else int(lines.last["step"]) + 1
     saved = max(checkpoint_steps(folder / "checkpoints"), default=None)
+    best = best_checkpoint(folder / "checkpoints")
     log = folder / "metrics.jsonl"
     written = (log if lines.last is not None else folder / "config.json").stat().st_mtime
     alive = in_use(folder)
@@ -128,7 +137,7 @@ def _overview(folder: Path) -> RunOverview:
         certain=certain,
         steps_done=steps_done,
         saved=saved,
-        best=_best_step(folder, saved),
+        best=None if best is None else best[0],
         written=written,
         training=_latest(lines.last, "reward/"),
         evaluation=_evaluation(folder, lines),
@@ -208,15 +217,6 @@ def _scores(file: Path) -> Latest | None:
         weights = list(tree["weights"].values())[-1]
         return Latest(int(tree["step"]), {str(name): float(mean) for name, mean in weights["means"].items()})
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-
-
-def _best_step(folder: Path, saved: int | None) -> int | None:
-    """From the state of the newest checkpoint (runs/best.py)."""
-    try:
-        tree = json.loads((folder / "checkpoints" / f"step-{saved}" / "state.json").read_text(encoding="utf-8"))
-        return int(tree["best"]["step"])
-    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
