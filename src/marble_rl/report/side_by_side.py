@@ -172,6 +172,6 @@ def _kept(run: RunData) -> dict[tuple[str, str], Card[Path]]:
 
 
 def _facts(run: RunData) -> str:
-    done = f"{run.steps_done} of {counted(run.config.trainer.steps, 'step')}"
+    done = f"{run.steps_done} of {run.config.trainer.steps} steps"
     seconds = sum(map(wall_seconds, run.lines))
     return f"{run.folder}: {done}{f' in {duration(seconds)}' if seconds else ''}, seed {run.config.trainer.seed}"
