@@ -223,14 +223,14 @@ def test_options_that_do_not_apply_are_refused(run: Path, lora: Path, tiny_sd3: 
     sample, evaluate = ("sample", "--prompt", "x"), ("evaluate", "--config", config_file)
     for (command, *given), target, option, value, says in [
         (sample, lora, "--weights", "ema", "a LoRA; use one of given, base"),
-        (sample, lora, "--step", 3, "a LoRA, which has no checkpoints; leave it out"),
-        (sample, tiny_sd3, "--step", 3, "a pipeline, which has no checkpoints; leave it out"),
+        (sample, lora, "--checkpoint", 3, "a LoRA, which has no checkpoints; leave it out"),
+        (sample, tiny_sd3, "--checkpoint", 3, "a pipeline, which has no checkpoints; leave it out"),
         (sample, tiny_sd3, "--weights", "base", "a pipeline; leave it out"),
         (sample, tiny_sd3, "--model", "mini", "a pipeline, which names its model; leave it out"),
         (sample, run, "--model", "mini", "a run, which names its model; leave it out"),
         (sample, run, "--weights", "given", "a run; use one of ema, default, old, base"),
         (evaluate, tiny_sd3, "--weights", "base", "a pipeline; leave it out"),
-        (evaluate, lora, "--step", 3, "a LoRA, which has no checkpoints; leave it out"),
+        (evaluate, lora, "--checkpoint", 3, "a LoRA, which has no checkpoints; leave it out"),
         (evaluate, run, "--model", "mini", "a run, which names its model; leave it out"),
         (evaluate, run, "--set", "model.path=mini", "a run, is evaluated with its own model.path"),
         (evaluate, run, "--set", "model.text_length=8", "a run, is evaluated with its own model.text_length"),

@@ -44,6 +44,10 @@ GUARDS = [
     "balance={type: fixed}",
     "trainer.steps=5",
 ]
+VALIDATED = [
+    "prompts.validation=[{name: more, texts: [a red ball, a green bird, a blue lamp, a horse]}]",
+    "trainer={steps: 4, save_every: 4, micro_batch: 4, eval_every: 2}",
+]
 
 
 def settings(model: Path) -> dict[str, Any]:
@@ -148,6 +152,7 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
         "uneven": LAZY_AND_UNEVEN,
         "fair": FAIR,
         "guards": GUARDS,
+        "validated": VALIDATED,
         "guards-sharded": [*GUARDS, "trainer.shard_base=true"],
         "failed": [failing("odd"), "trainer.eval_every=null"],
         "failed-sharded": [failing("strange"), "trainer.eval_every=null", "trainer.shard_base=true"],
@@ -164,6 +169,7 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     commands["sample"] = ["sample", folder / "run", "--prompt", "a cup"]
     train(config, folder / "fair-alone", *[part for change in FAIR for part in ("--set", change)])
     train(config, folder / "guards-alone", *[part for change in GUARDS for part in ("--set", change)])
+    train(config, folder / "validated-alone", *[part for change in VALIDATED for part in ("--set", change)])
     train(config, folder / "uneven-alone", *[part for change in LAZY_AND_UNEVEN for part in ("--set", change)])
     process = launch(folder, 2, list(commands.values()))
     code = process.wait(300)
@@ -201,6 +207,18 @@ def test_guards(two: Launched) -> None:
     scores = [json.loads((two.folder / name / "base_scores.json").read_text()) for name in ("guards", "guards-alone")]
     assert scores[0]["prompts"].keys() == scores[1]["prompts"].keys()
     assert any(line["floor/dark/lambda"] > 0 for line in metrics(two.folder / "guards"))
+
+
+def test_the_best_checkpoint_is_that_of_one_process(two: Launched) -> None:
+    """Every rank judges, the first writes; the state has the base model's scores of the prompts of both ranks."""
+    assert two.codes["validated"] == 0, two.log
+    runs = [two.folder / name for name in ("validated", "validated-alone")]
+    ours, theirs = (json.loads((run / "checkpoints" / "step-4" / "state.json").read_text())["best"] for run in runs)
+    assert (ours["step"], ours["made_with"]) == (theirs["step"], theirs["made_with"])
+    assert ours["base"] == theirs["base"]
+    assert len(ours["base"]["bright"]) == 4
+    assert (runs[0] / "checkpoints" / f"step-{ours['step']}" / "manifest.json").exists()
+    assert two.log.count("validation after step 2: score") == 1
 
 
 def test_a_sharded_base_model_changes_nothing(two: Launched) -> None:

@@ -43,8 +43,7 @@ class Journaled:
         self.folder = RunFolder(folder)
         self.scorer = Scorer(config.rewards, build_rewards(config.rewards))
         self.scorer.load(CPU)
-        self.printed = io.StringIO()
-        console = Console(file=self.printed, width=200)
+        console = Console(file=io.StringIO(), width=200)
         self.journal = Journal(config, self.folder, world or World(), self.scorer, CPU, console, step)
 
     def score(self, images: int) -> None:
@@ -70,7 +69,8 @@ def rollout(config: RunConfig) -> Rollout:
     return Rollout(groups, groups, r.group_size, latents, images, Conditioning(), torch.linspace(1, 0, 4))
 
 
-def test_a_step_is_one_line_with_sorted_keys(tmp_path: Path) -> None:
+def test_a_step_is_one_line_with_sorted_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "marble_rl")
     run = Journaled(tmp_path / "run")
     with run.journal as journal:
         journal.log(0, {"reward/small": 0.5, "loss/kl": 0.25})
@@ -81,7 +81,7 @@ def test_a_step_is_one_line_with_sorted_keys(tmp_path: Path) -> None:
     assert "loss/kl" not in second
     assert list(first) == ["step", *sorted(key for key in first if key != "step")]
     assert first["memory/peak_mb"] > 10
-    assert "step 2/8  small 0.750" in run.printed.getvalue()
+    assert "step 2/8  small 0.750" in caplog.text
 
 
 def test_times_and_counts_are_those_since_the_last_line(tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def test_a_gradient_that_is_not_finite_stops_before_anything_changes_and_keeps_t
     experience = built.gather()
     experience.rollout.x0[0] = float("nan")
     before = state(built)
-    with pytest.raises(NonFiniteGradient, match=r"step 0.*Lower optimizer\.lr, or look at the batch in"):
+    with pytest.raises(NonFiniteGradient, match=r"step 1.*Lower optimizer\.lr, or look at the batch in"):
         built.propose(experience)
     assert same(state(built), before)
-    (dump,) = tmp_path.glob("nonfinite-step-0*.safetensors")
+    (dump,) = tmp_path.glob("nonfinite-step-1*.safetensors")
     assert load_file(dump)["x0"].isnan().any()

@@ -13,6 +13,7 @@ from marble_rl.cli.bench import bench
 from marble_rl.cli.failures import show_tracebacks
 from marble_rl.cli.init import init
 from marble_rl.cli.measuring import compare, diagnose, report
+from marble_rl.cli.runs import runs
 from marble_rl.cli.shared import set_library_verbosity
 from marble_rl.cli.train import train
 from marble_rl.cli.using import evaluate, export, sample
@@ -22,6 +23,7 @@ from marble_rl.errors import InputError
 COMMANDS: dict[Callable[..., None], str] = {
     init: "init mini-demo",
     train: "train mini-demo --set trainer.steps=5 --out runs/try",
+    runs: "runs runs/compare",
     sample: "sample runs/first --prompt 'a red ball' --images 4 --seed 7",
     evaluate: "evaluate runs/first --weights base --weights ema --images 4",
     report: "report runs/first --watch",

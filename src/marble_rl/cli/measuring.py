@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from marble_rl.cli.shared import AsJson, Device, Overrides, RunCheckpoint, RunPath, print_json, quiet_libraries
+from marble_rl.cli.shared import AsJson, CheckpointName, Device, Overrides, RunPath, print_json, quiet_libraries
 from marble_rl.errors import InputError
 
 Methods = Annotated[
@@ -36,7 +37,7 @@ EvaluateAgain = Annotated[
 def diagnose(
     run: RunPath,
     batches: Annotated[int, typer.Option(min=3, help="Fresh mini-batches to measure.")] = 50,
-    step: RunCheckpoint = None,
+    checkpoint: CheckpointName = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the figures. Default: RUN/diagnosis.")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -51,8 +52,10 @@ def diagnose(
 
     from marble_rl.diagnose.printing import print_diagnosis
     from marble_rl.diagnose.run import diagnose as run_diagnosis
+    from marble_rl.inference.opening import chosen_step
 
     folder = out or run / "diagnosis"
+    step = chosen_step(str(run), checkpoint)
     diagnosis = run_diagnosis(run, batches=batches, step=step, device=device, out=folder, console=Console(stderr=True))
     if as_json:
         print_json(diagnosis.to_json())
@@ -63,43 +66,68 @@ def diagnose(
 
 
 def compare(
-    config: Annotated[
-        Path, typer.Argument(metavar="CONFIG|DIR", help="YAML file; with --table-only the folder of a comparison.")
+    targets: Annotated[
+        list[Path],
+        typer.Argument(metavar="CONFIG|RUN...", help="A YAML file to train from, or the folders of two or more runs."),
     ],
     methods: Methods = None,
-    seeds: Annotated[str, typer.Option(help="Such as 0-4 or 0,1,5.")] = "0-2",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the comparison.")] = Path("runs/compare"),
+    seeds: Annotated[str | None, typer.Option(help="Such as 0-4 or 0,1,5. Default: 0-2.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the comparison. Default: runs/compare.")
+    ] = None,
     overrides: Overrides = None,
     against: Against = None,
     jobs: Jobs = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the results of another config.")] = False,
     evaluate_again: EvaluateAgain = False,
-    table_only: Annotated[bool, typer.Option("--table-only", help="Make the table from the results so far.")] = False,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", help="CONFIG is the folder of a comparison: make its table again.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train several methods under one budget, evaluate all on the same held-out prompts, write the table.
 
     One job per method and seed. Ctrl-C stops and saves all of them; the same command continues them and does not run
     finished jobs again. Exit code 1 if a job crashed: its cells in the table are empty.
+
+    With the folders of two or more runs: compare these, as they are. Prints their scores, the differences to the first
+    run, paired by prompt, and the settings that differ. All other options but --json belong to trainings.
     """
+    training = {
+        "--methods": methods,
+        "--seeds": seeds,
+        "--out": out,
+        "--set": overrides,
+        "--against": against,
+        "--jobs": jobs,
+        "--fresh": fresh,
+        "--evaluate-again": evaluate_again,
+        "--table-only": table_only,
+    }
+    if _are_runs(targets, table_only):
+        given = [option for option, value in training.items() if value]
+        if given:
+            raise InputError(f"{given[0]}: {len(targets)} folders of runs are compared as they are; leave it out")
+        _compare_runs(targets, as_json)
+        return
     from rich.console import Console
 
     from marble_rl.compare.command import make_table, raise_for_holes, run_comparison, show
     from marble_rl.compare.selection import select_seeds
 
+    (config,) = targets
+    out = out or Path("runs/compare")
     if table_only:
         if not config.exists():
             raise InputError(f"{config}: there is no such folder; give the --out of a comparison")
         out = config if config.is_dir() else out
         comparison = make_table(out, against=against)
-    elif config.is_dir():
-        raise InputError(f"{config} is a folder; give a config, or --table-only to make the table from its results")
     else:
         comparison = run_comparison(
             config,
             overrides or [],
             methods or ["joint"],
-            select_seeds(seeds),
+            select_seeds(seeds or "0-2"),
             out,
             against=against,
             at_once=jobs,
@@ -114,14 +142,65 @@ def compare(
     raise_for_holes(comparison, out)
 
 
+def _are_runs(targets: Sequence[Path], table_only: bool) -> bool:
+    """Whether to compare runs that exist, rather than train from a config; refuses what is neither."""
+    folders = [target for target in targets if target.is_dir()]
+    if len(targets) > 1:
+        if table_only:
+            raise InputError("--table-only: makes the table of one comparison; give its folder alone")
+        if len(folders) < len(targets):
+            other = next(target for target in targets if target not in folders)
+            what = "a file" if other.exists() else "not there"
+            raise InputError(
+                f"{other} is {what}; give one CONFIG to train from, or the folders of two or more runs to compare"
+            )
+        return True
+    if folders and not table_only:
+        (folder,) = folders
+        if (folder / "jobs").is_dir():
+            raise InputError(f"{folder} is a comparison; --table-only makes its table again, marble report its page")
+        raise InputError(
+            f"{folder} is a folder; give a config to train from, or a second run to compare it with (--table-only: the "
+            "table of a comparison)"
+        )
+    return False
+
+
+def _compare_runs(folders: Sequence[Path], as_json: bool) -> None:
+    from rich.console import Console
+
+    from marble_rl.compare.side_by_side import read_runs, side_by_side
+    from marble_rl.compare.side_by_side_table import print_side_by_side
+
+    compared = side_by_side(read_runs(folders))
+    if as_json:
+        print_json(compared.to_json())
+    else:
+        print_side_by_side(compared, Console())
+        typer.echo(f"\nCurves and pictures: marble report {' '.join(map(str, folders))}")
+
+
 def report(
-    target: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="Run folder, or what `marble compare` wrote.")],
-    out: Annotated[Path | None, typer.Option(help="The file. Default: report.html in the folder.")] = None,
+    targets: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...|DIR", help="Run folder, or several; or what `marble compare` wrote."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file. Default: report.html in the folder; of several runs compared.html in this one."),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Rebuild it while the run trains; Ctrl-C ends.")] = False,
 ) -> None:
-    """Write a report of a run or a comparison: a single HTML file that needs nothing else."""
-    from marble_rl.report import watch_report, write_report
+    """Write a report of a run, of several runs side by side, or of a comparison: a single HTML file that needs nothing
+    else."""
+    from marble_rl.report import watch_report, write_report, write_side_by_side
 
+    if len(targets) > 1:
+        if watch:
+            raise InputError("--watch: follows one run; leave it out, or give one")
+        typer.echo(f"wrote {write_side_by_side(targets, out or Path('compared.html'))}")
+        return
+    (target,) = targets
     if watch:
         watch_report(target, out, lambda file: typer.echo(f"wrote {file}; Ctrl-C ends"))
     else:

@@ -16,7 +16,15 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated.")
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
-RunCheckpoint = Annotated[int | None, typer.Option(help="Which checkpoint. Default: the newest.")]
+CheckpointName = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        "--step",
+        metavar="best|newest|N",
+        help="Of a run: the best on its validation prompts, the newest (the default), or that of step N.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 

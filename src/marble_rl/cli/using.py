@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from marble_rl.cli.shared import AsJson, Device, Overrides, RunCheckpoint, RunPath, print_json, quiet_libraries
+from marble_rl.cli.shared import AsJson, CheckpointName, Device, Overrides, RunPath, print_json, quiet_libraries
 from marble_rl.distributed.world import join
 from marble_rl.errors import InputError
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from marble_rl.config import RunConfig
 
 Target = Annotated[str, typer.Argument(metavar="RUN|LORA|MODEL", help="Run, exported LoRA, or pipeline.")]
-TargetCheckpoint = Annotated[int | None, typer.Option(help="Which checkpoint of a run. Default: the newest.")]
 BaseModel = Annotated[str | None, typer.Option(help="Base model of a LoRA that does not name it.")]
 Side = Annotated[int | None, typer.Option(min=8, help="Default: the run's, or the model's.")]
 SampledWeights = Annotated[
@@ -46,7 +45,7 @@ def sample(
     width: Side = None,
     frames: Annotated[int | None, typer.Option(min=1, help="Of a video. Default: the run's, or the model's.")] = None,
     weights: SampledWeights = None,
-    step: TargetCheckpoint = None,
+    checkpoint: CheckpointName = None,
     model: BaseModel = None,
     device: Device = "auto",
 ) -> None:
@@ -58,14 +57,14 @@ def sample(
     _check_prompt(prompt)
     quiet_libraries()
     from marble_rl.config.run import EvaluationConfig
-    from marble_rl.inference.opening import choose_weights, open_target, sample_images
+    from marble_rl.inference.opening import choose_weights, chosen_step, open_target, sample_images
     from marble_rl.rollout.settings import RolloutConfig
     from marble_rl.runs.images import save_sample
     from marble_rl.storage import output_folder
 
     chosen = choose_weights(target, weights)
     with output_folder(out):
-        opened = open_target(target, model_path=model, step=step, device=device)
+        opened = open_target(target, model_path=model, step=chosen_step(target, checkpoint), device=device)
         defaults = opened.config.evaluation if opened.config else EvaluationConfig()
         size = opened.config.rollout if opened.config else RolloutConfig()
         with opened.acting_as(chosen):
@@ -101,7 +100,7 @@ def evaluate(
     prompts: Annotated[Path | None, typer.Option(help="Prompts to use instead of the config's held-out ones.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Images per prompt.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the evaluation.")] = None,
-    step: TargetCheckpoint = None,
+    checkpoint: CheckpointName = None,
     out: Annotated[Path | None, typer.Option(help="Folder for scores and grids. Default: RUN/evaluation.")] = None,
     model: BaseModel = None,
     device: Annotated[
@@ -118,7 +117,7 @@ def evaluate(
         settings = _evaluation_settings(target, config, changes)
     quiet_libraries()
     from marble_rl.evaluation.report import evaluate_target, print_scores
-    from marble_rl.inference.opening import choose_weights, kind_of
+    from marble_rl.inference.opening import choose_weights, chosen_step, kind_of
 
     with world.failing_together():
         is_run = kind_of(target) == "run"
@@ -130,7 +129,7 @@ def evaluate(
             [choose_weights(target, name) for name in asked],
             prompts_file=prompts,
             model_path=model,
-            step=step,
+            step=chosen_step(target, checkpoint),
             device=device or ("auto" if is_run else settings.model.device),
             out=folder,
             world=world,
@@ -149,7 +148,7 @@ def export(
     weights: Annotated[
         Literal["ema", "default", "old"], typer.Option(help="default: as trained last; old: the sampling policy.")
     ] = "ema",
-    step: RunCheckpoint = None,
+    checkpoint: CheckpointName = None,
     merged: Annotated[bool, typer.Option("--merged", help="The whole pipeline with the LoRA in its weights.")] = False,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of merged weights.")
@@ -170,8 +169,9 @@ def export(
     import torch
 
     from marble_rl.inference.export import export_lora, export_merged
-    from marble_rl.inference.opening import open_target, open_without_weights
+    from marble_rl.inference.opening import chosen_step, open_target, open_without_weights
 
+    step = chosen_step(str(run), checkpoint)
     with output_folder(out):
         if merged:
             opened = open_target(str(run), step=step, device="cpu", plain=True)

@@ -12,4 +12,6 @@ shares.py       gains in units of what a training on one reward alone gains
 table.py        rows, differences, holes
 writing.py      table.md, compare.json, compare.csv (picture.py: compare.png)
 command.py      the command itself
+
+side_by_side.py runs that exist, compared as they are (side_by_side_table.py: on the terminal)
 """

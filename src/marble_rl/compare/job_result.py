@@ -20,11 +20,10 @@ from marble_rl.compare.jobs import JOBS, Job, config_hash, identity
 from marble_rl.config.older import upgraded
 from marble_rl.errors import InputError
 from marble_rl.runs.history import package_versions
+from marble_rl.runs.layout import wall_seconds
 from marble_rl.runs.scores import ImageScores, Scores, WeightsScores
 from marble_rl.storage import Record, storage_errors, write_bytes
 
-NOT_WALL_TIME = ("time/scoring", "time/waiting")
-"""Stages that pass while another one is timed."""
 _HARMONY = ("harmony/", "heldout/", "ws_harmony/", "ws_heldout/")
 AVERAGED = ("alpha_bar/", "signal/", *_HARMONY, "qp/", "guard/no_signal/")
 """Figures of metrics.jsonl whose means over the lines that have them are kept."""
@@ -159,7 +158,7 @@ def _mean(scores: Sequence[float | None]) -> float | None:
 
 def _training(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Seconds, and means of figures. Seconds come from the steps themselves: an interruption does not count."""
-    seconds = sum(value for line in lines for key, value in line.items() if _is_wall_time(key))
+    seconds = sum(map(wall_seconds, lines))
     columns: dict[str, list[float]] = {}
     for key, value in ((key, value) for line in lines for key, value in line.items()):
         if key.startswith(AVERAGED) and math.isfinite(value):
@@ -169,10 +168,6 @@ def _training(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         "seconds_per_step": round(seconds / len(lines), 4),
         "training": {key: float(f"{sum(values) / len(values):.{DIGITS}g}") for key, values in columns.items()},
     }
-
-
-def _is_wall_time(key: str) -> bool:
-    return key.startswith("time/") and key.count("/") == 1 and key not in NOT_WALL_TIME
 
 
 def read_results(out: Path) -> dict[Path, JobResult]:

@@ -18,10 +18,10 @@ from marble_rl.compare.methods import Method
 from marble_rl.compare.selection import select_methods
 from marble_rl.config import RunConfig, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
+from marble_rl.runs.layout import JOB_IDENTITY
 from marble_rl.storage import file_digest
 
 JOBS = "jobs"
-IDENTITY = "identity.json"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Job:
     @property
     def identity_file(self) -> Path:
         """What the job was begun with, prompts by content: the files themselves may change before it goes on."""
-        return self.folder / IDENTITY
+        return self.folder / JOB_IDENTITY
 
     @property
     def result(self) -> Path:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from marble_rl.compare.job_result import AGAIN, JobResult, read_results
-from marble_rl.compare.jobs import IDENTITY, JOBS, Job, changes, identity
+from marble_rl.compare.jobs import JOBS, Job, changes, identity
 from marble_rl.errors import InputError
+from marble_rl.runs.layout import JOB_IDENTITY
 from marble_rl.storage import storage_errors, write_json
 
 SEEDS = ("trainer.seed", "evaluation.seed")
@@ -89,7 +90,7 @@ def _forget_evaluation(jobs: Path, name: str, result: JobResult | None) -> None:
             shutil.rmtree(jobs / name / "evaluation")
         if result is not None:
             if (jobs / name).exists():
-                write_json(jobs / name / IDENTITY, result.config)
+                write_json(jobs / name / JOB_IDENTITY, result.config)
             (jobs / f"{name}.json").unlink()
 
 

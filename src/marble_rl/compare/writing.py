@@ -50,22 +50,32 @@ def write_table(comparison: Comparison, out: Path) -> None:
 
 def print_table(comparison: Comparison, console: Console) -> None:
     for title, head, body in _tables(comparison):
-        cells = [[escape(name.replace(" ", "\n")) for name in head]]
-        cells += [[escape(cell.replace("**", "").replace(" ±", "\n±")) for cell in row] for row in body]
-        # A file has no width: the table is not split there. Names and numbers are never cut.
-        blocks = _blocks(cells, console.width) if console.is_terminal else [list(range(len(head)))]
-        for columns in blocks:
-            table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD)
-            for i in columns:
-                table.add_column(cells[0][i], justify="right" if i else "left", no_wrap=True)
-            for row in cells[1:]:
-                table.add_row(*(row[i] for i in columns))
-            if not console.is_terminal:
-                wanted = console.measure(table, options=console.options.update(width=1000)).maximum
-                console.width = max(console.width, wanted)
-            console.print(table)
-            title = f"{title.removesuffix(GOES_ON)}{GOES_ON}"
-    for line in notes(comparison):
+        cells = [[name.replace(" ", "\n") for name in head]]
+        cells += [[cell.replace("**", "").replace(" ±", "\n±") for cell in row] for row in body]
+        print_cells(title, cells, console)
+    print_notes(notes(comparison), console)
+
+
+def print_cells(title: str, cells: list[list[str]], console: Console) -> None:
+    """A table, its head first, in as many blocks as the terminal needs. Names and numbers are never cut, and a file has
+    no width: the table is not split there."""
+    cells = [[escape(cell) for cell in row] for row in cells]
+    blocks = _blocks(cells, console.width) if console.is_terminal else [list(range(len(cells[0])))]
+    for columns in blocks:
+        table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD)
+        for i in columns:
+            table.add_column(cells[0][i], justify="right" if i else "left", no_wrap=True)
+        for row in cells[1:]:
+            table.add_row(*(row[i] for i in columns))
+        if not console.is_terminal:
+            wanted = console.measure(table, options=console.options.update(width=1000)).maximum
+            console.width = max(console.width, wanted)
+        console.print(table)
+        title = f"{title.removesuffix(GOES_ON)}{GOES_ON}"
+
+
+def print_notes(lines: Iterable[str], console: Console) -> None:
+    for line in lines:
         console.print(line, style="dim", markup=False, highlight=False)
 
 

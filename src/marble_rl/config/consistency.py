@@ -21,7 +21,7 @@ def check_consistency(config: RunConfig) -> None:
     _check_priorities(config, rule)
     _check_guards(config, rule)
     names = [reward.name for reward in config.rewards]
-    for split in ("train", "heldout"):
+    for split in ("train", "heldout", "validation"):
         for i, source in enumerate(getattr(config.prompts, split) or []):
             for name in source.rewards or []:
                 require_name(name, names, f"prompts.{split}.{i}.rewards")

@@ -9,6 +9,7 @@ WITHOUT_EFFECT = (
     "trainer.save_every",
     "trainer.keep_checkpoints",
     "trainer.eval_every",
+    "prompts.validation*",
     "trainer.shard_base",
     "model.device",
     "rewards.*.retries",

@@ -69,9 +69,11 @@ class TrainerConfig(Section):
     save_every: PositiveInt = 20
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
-    """Newest checkpoints kept; at least 2, so that a damaged one can be skipped."""
+    """Newest checkpoints kept; at least 2, so that a damaged one can be skipped. The best one (`prompts.validation`) is
+    kept beside them."""
     eval_every: PositiveInt | None = None
-    """Steps between evaluations of the EMA weights during training; null never evaluates."""
+    """Steps between evaluations of the EMA weights during training, on `prompts.validation` or else on
+    `prompts.heldout`; null never evaluates. The run says what they cost."""
 
 
 class EvaluationConfig(Section):

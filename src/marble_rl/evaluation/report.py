@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -37,16 +38,28 @@ LINES = 10
 
 
 def score_record(
-    results: dict[str, Evaluation], step: int | None, held_out: Iterable[str], pictures: Sequence[KeptPicture] = ()
+    results: dict[str, Evaluation],
+    step: int | None,
+    held_out: Iterable[str],
+    pictures: Sequence[KeptPicture] = (),
+    settings: RunConfig | None = None,
 ) -> Scores:
-    """scores.json of evaluations by name of their weights, in the order asked for."""
+    """scores.json of evaluations by name of their weights, in the order asked for. ``settings``: made with these."""
     return Scores(
         step=step,
         held_out_rewards=sorted(held_out),
         differences=_differences(list(results.values())),
         pictures=list(pictures),
         weights={name: result.record() for name, result in results.items()},
+        made_with={} if settings is None else _made_with(settings),
     )
+
+
+def _made_with(settings: RunConfig) -> dict[str, Any]:
+    return {
+        **settings.evaluation.model_dump(include={"seed", "steps", "solver", "images_per_prompt"}),
+        **settings.rollout.model_dump(include={"height", "width", "frames"}),
+    }
 
 
 def _differences(results: Sequence[Evaluation]) -> dict[str, Interval]:
@@ -129,8 +142,8 @@ def evaluate_target(
         results = _evaluations(opened, weights, settings, inputs, prompts, columns, world)
         held_out = frozenset(reward.name for reward in settings.rewards if reward.held_out)
         if not world.first:
-            return score_record(results, opened.step, held_out)
-        return _write(results, opened.step, held_out, columns, out)
+            return score_record(results, opened.step, held_out, settings=settings)
+        return _write(results, opened.step, held_out, columns, out, settings)
 
 
 def _evaluations(
@@ -201,13 +214,14 @@ def _write(
     held_out: Iterable[str],
     columns: Sequence[Sequence[int]],
     out: Path,
+    settings: RunConfig,
 ) -> Scores:
     """Write all files, in place of those of an earlier evaluation; scores.json after the pictures that it lists."""
     before = _listed_pictures(out)
     pictures = _save_pictures(results, [i for column in columns for i in column], out)
     cards = [[_card(results, i) for i in column] for column in columns]
     save_image(comparison(cards), out / "grid.png", AGAIN)
-    scores = score_record(results, step, held_out, pictures)
+    scores = score_record(results, step, held_out, pictures, settings)
     with storage_errors(str(out), AGAIN):
         scores.write(out / SCORES)
         for old in before - _listed_pictures(out):

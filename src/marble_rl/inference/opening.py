@@ -15,6 +15,7 @@ from torch import Tensor
 
 from marble_rl.config import RunConfig
 from marble_rl.devices import pick_device
+from marble_rl.distributed.world import is_first
 from marble_rl.errors import InputError
 from marble_rl.inference.lora_note import NOTE, LoraNote
 from marble_rl.memory.empty_model import build_empty, config_folder
@@ -29,12 +30,12 @@ from marble_rl.rollout.solvers import Solver
 from marble_rl.runs.checkpoint import (
     Checkpoint,
     DamagedCheckpoint,
-    checkpoint_steps,
     load_checkpoint,
     load_newest,
     restoring,
 )
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.layout import checkpoint_steps
 
 NOTED = ("text_length", "guidance")
 """Settings of the model that the note beside an exported LoRA keeps."""
@@ -128,8 +129,8 @@ def open_target(
     that the target does not define itself; by default those of a run.
     """
     kind = kind_of(target)
-    if step is not None and kind != "run":
-        raise InputError(f"--step: {step} given, but {target} is a {kind}, which has no checkpoints; leave it out")
+    if step is not None:
+        _check_has_checkpoints(target, step)
     config = model_config(target, model_path, settings)
     if kind == "run":
         return _open_run(RunFolder(Path(target)), config, step, device, plain)
@@ -215,6 +216,45 @@ def _restored_policy(model: DiffusionModel, config: RunConfig, checkpoint: Check
     return policy
 
 
+def chosen_step(target: str, checkpoint: str | None) -> int | None:
+    """The step that --checkpoint names: a number, `best` or `newest`, which is None."""
+    if checkpoint is None or checkpoint == "newest":
+        return None
+    _check_has_checkpoints(target, checkpoint)
+    if checkpoint == "best":
+        return _best_step(RunFolder(Path(target)))
+    if not checkpoint.isdecimal():
+        raise InputError(f"--checkpoint: {checkpoint!r} is no checkpoint; give best, newest or the number of a step")
+    return int(checkpoint)
+
+
+def _check_has_checkpoints(target: str, given: object) -> None:
+    kind = kind_of(target)
+    if kind != "run":
+        raise InputError(
+            f"--checkpoint: {given} given, but {target} is a {kind}, which has no checkpoints; leave it out"
+        )
+
+
+def _best_step(folder: RunFolder) -> int:
+    """From the state of the newest checkpoint (training/best.py)."""
+    folder.load_config()
+    best = read_checkpoint(folder, None).state.get("best")
+    if best is None:
+        raise InputError(
+            f"--checkpoint: {folder.path} has no best one: its training had no validation. It needs prompts.validation "
+            "and trainer.eval_every (docs/runs.md)"
+        )
+    if best["step"] is None:
+        raise InputError(
+            f"--checkpoint: {folder.path} has no best one: no evaluation so far counts, see its log (docs/runs.md)"
+        )
+    if is_first():
+        text = f"best checkpoint: step {best['step']}, validation score {best['score']:+.3f} (the base model: 0)"
+        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+    return int(best["step"])
+
+
 def read_checkpoint(folder: RunFolder, step: int | None) -> Checkpoint:
     """The checkpoint of ``step``; None takes the newest that is undamaged."""
     available = checkpoint_steps(folder.checkpoints)
@@ -227,11 +267,11 @@ def read_checkpoint(folder: RunFolder, step: int | None) -> Checkpoint:
             Console(stderr=True).print(warning, markup=False, soft_wrap=True)
         return newest
     if step not in available:
-        raise InputError(f"--step: {folder.path} has no checkpoint of step {step}; it has {available}")
+        raise InputError(f"--checkpoint: {folder.path} has no checkpoint of step {step}; it has {available}")
     try:
         return load_checkpoint(folder.checkpoints / f"step-{step}")
     except DamagedCheckpoint as damage:
-        raise InputError(f"--step: the checkpoint of step {step} is damaged: {damage}") from None
+        raise InputError(f"--checkpoint: the checkpoint of step {step} is damaged: {damage}") from None
 
 
 def sample_images(

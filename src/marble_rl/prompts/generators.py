@@ -26,13 +26,15 @@ HELD_OUT = 5
 """One in this many things to ask for is held out."""
 
 
-def generate(config: GenevalPromptsConfig | OcrPromptsConfig, part: str, where: str) -> list[Row]:
-    """The prompts that a `generate` section asks for."""
+def generate(
+    config: GenevalPromptsConfig | OcrPromptsConfig, part: str, where: str, but: frozenset[str] = frozenset()
+) -> list[Row]:
+    """The prompts that a `generate` section asks for, without those that mean one of ``but``."""
     if isinstance(config, GenevalPromptsConfig):
         kinds = geneval.kinds(config.tasks, where)
     else:
         kinds = ocr.kinds(config.words, config.numbers, where)
-    excluded = _excluded(config.exclude, f"{where}.exclude")
+    excluded = _excluded(config.exclude, f"{where}.exclude") | but
 
     def wanted(row: Row) -> bool:
         asked = meaning(row.text, row.metadata)

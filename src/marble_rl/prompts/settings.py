@@ -72,3 +72,7 @@ class PromptsConfig(Section):
     """Sources mixed in every rollout."""
     heldout: list[PromptSourceConfig] | None = None
     """Sources for evaluation; null evaluates on the training prompts."""
+    validation: list[PromptSourceConfig] | None = None
+    """Sources for evaluations during training (`trainer.eval_every`), on which the best checkpoint is chosen
+    (docs/runs.md). They may not repeat the held-out prompts; generated ones leave those out by themselves. null
+    evaluates on the held-out prompts during training, and chooses no checkpoint."""

@@ -13,15 +13,18 @@ from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.types import Prompt
 
 
-def load_prompts(sources: Sequence[PromptSourceConfig], key: str, split: Split = "train") -> PromptSet:
-    """Read every source; ``key`` is where they stand in the config, for messages."""
+def load_prompts(
+    sources: Sequence[PromptSourceConfig], key: str, split: Split = "train", but: frozenset[str] = frozenset()
+) -> PromptSet:
+    """Read every source; ``key`` is where they stand in the config, for messages. ``but``: meanings (meaning.py) that
+    generators leave out."""
     loaded: list[tuple[PromptSourceConfig, list[Prompt]]] = []
     index = 0
     for i, source in enumerate(sources):
         where = f"{key}.{i} ({source.name})"
         if any(source.name == other.name for other, _ in loaded):
             raise InputError(f"{where}: the source name {source.name!r} is used twice; names must differ")
-        rows = _rows(source, split, where)
+        rows = _rows(source, split, where, but)
         if not rows:
             raise InputError(f"{where}: holds zero prompts; add at least one")
         prompts = []
@@ -35,7 +38,7 @@ def load_prompts(sources: Sequence[PromptSourceConfig], key: str, split: Split =
     return PromptSet(loaded)
 
 
-def _rows(source: PromptSourceConfig, split: Split, where: str) -> list[Row]:
+def _rows(source: PromptSourceConfig, split: Split, where: str, but: frozenset[str]) -> list[Row]:
     given = [key for key in ("file", "texts", "generate") if getattr(source, key) is not None]
     if len(given) != 1:
         raise InputError(
@@ -46,7 +49,7 @@ def _rows(source: PromptSourceConfig, split: Split, where: str) -> list[Row]:
     if source.file is not None:
         return read_rows(source.file, split, where)
     assert source.generate is not None
-    return generate(source.generate, source.generate.part or split, f"{where}.generate")
+    return generate(source.generate, source.generate.part or split, f"{where}.generate", but)
 
 
 def read_prompt_file(path: Path) -> PromptSet:

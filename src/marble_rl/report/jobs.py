@@ -74,7 +74,7 @@ def curves(
             by_step: dict[int, list[float]] = {}
             for line in (line for job in jobs if job.result.method == method for line in job.lines):
                 if f"reward/{reward}" in line:
-                    by_step.setdefault(int(line["step"]), []).append(line[f"reward/{reward}"])
+                    by_step.setdefault(int(line["step"]) + 1, []).append(line[f"reward/{reward}"])
             if len(by_step) > 1:
                 steps = sorted(by_step)
                 means = [statistics.fmean(by_step[step]) for step in steps]
@@ -100,10 +100,10 @@ def pictures(jobs: Sequence[FinishedJob], methods: Sequence[str]) -> tuple[int |
         for card in () if scores is None else prompt_cards(scores, evaluation):
             last = replace(card.pictures[-1], label=method)
             by_prompt.setdefault((card.source, card.prompt), []).append(last)
-    return common[0], _spread([Card(text, tuple(shown), source) for (source, text), shown in by_prompt.items()])
+    return common[0], spread_cards([Card(text, tuple(shown), source) for (source, text), shown in by_prompt.items()])
 
 
-def _spread(cards: Sequence[Card[Path]]) -> list[Card[Path]]:
+def spread_cards(cards: Sequence[Card[Path]]) -> list[Card[Path]]:
     """At most `MOST_PROMPTS`, from every source in turn."""
     place: dict[str, int] = {}
     ranked = []

@@ -28,6 +28,7 @@ from marble_rl.report.tables import evaluation_rows
 from marble_rl.report.verdicts import Verdict, verdicts
 from marble_rl.report.wording import counted, duration, listed, number
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.layout import best_checkpoint, seems_alive
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,7 @@ def _status(run: RunData, now: float) -> Status:
     if run.modified is None or not run.lines:
         return Status("stopped" if run.in_use is False else "starting", f"No step of {wanted} is logged yet.")
     quiet = now - run.modified
-    # Without a lock: from a pause that is long for its steps, which an evaluation may be too.
-    seems_alive = quiet < max(120.0, 10 * total_seconds(run) / len(run.lines))
-    if seems_alive if run.in_use is None else run.in_use:
+    if seems_alive(quiet, total_seconds(run) / len(run.lines)) if run.in_use is None else run.in_use:
         left = duration(total_seconds(run) / len(run.lines) * (wanted - done))
         return Status("running", f"{done} of {wanted} steps are done, about {left} are left.")
     return Status("stopped", f"{done} of {wanted} steps are done; the last was logged {duration(quiet)} ago.")
@@ -139,5 +138,8 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         ("Images a rollout", f"{images} ({c.rollout.groups} prompts, {c.rollout.group_size} each)"),
         ("Seed", str(c.trainer.seed)),
     ]
+    best = best_checkpoint(RunFolder(run.folder).checkpoints)
+    if best is not None:
+        facts.append(("Best checkpoint", f"step {best[0]}, validation score {number(best[1], signed=True)}"))
     seconds = total_seconds(run)
     return [*facts, ("Time", duration(seconds))] if seconds else facts

@@ -29,7 +29,7 @@ MOST_STEPS = 2**53
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one metric at the steps that logged it."""
+    """Values of one metric at the steps that logged it, counted from 1: metrics.jsonl counts from 0."""
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
@@ -48,7 +48,7 @@ class RunData:
     """One an optimizer step, in order; every value is finite"""
     evaluation: Scores | None
     samples: list[tuple[int, Path]]
-    """(step, PNG), in order"""
+    """(step, counted from 1, PNG), in order"""
     modified: float | None
     """When the last line was logged, in seconds since the epoch"""
     remarks: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ class RunData:
         return self.steps_done >= self.config.trainer.steps
 
     def series(self, key: str) -> Series:
-        points = [(int(line["step"]), line[key]) for line in self.lines if key in line]
+        points = [(int(line["step"]) + 1, line[key]) for line in self.lines if key in line]
         return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
 
     def by_reward(self, prefix: str, names: tuple[str, ...] | None = None) -> dict[str, Series]:
@@ -161,4 +161,4 @@ def _step_of(entry: dict[str, Any]) -> int:
 
 def _samples(folder: Path) -> list[tuple[int, Path]]:
     files = {file: re.fullmatch(r"step-(\d+)", file.stem) for file in folder.glob("step-*.png")}
-    return sorted((int(match[1]), file) for file, match in files.items() if match)
+    return sorted((int(match[1]) + 1, file) for file, match in files.items() if match)

@@ -65,12 +65,18 @@ def reward_curves(run: RunData) -> Section:
                     f"{name} (held out)" if name in run.held_out else name,
                     lines,
                     include=_room(shown.y),
-                    x_ends=(0, run.steps_done - 1),
+                    x_ends=(1, run.steps_done),
                     small=True,
                     colour=colour[name],
                     summary=" → ".join(number(v) for v in dict.fromkeys((shown.y[0], shown.y[-1]))),
                 )
             )
+    score = run.series("evaluation/score")
+    if score:
+        note = "Mean gain over the base model on the validation prompts, in stds of its scores over prompts."
+        line = Line("score", *thinned(score.steps, score.values), "ink")
+        ends = (1, run.steps_done)
+        charts.append(line_chart("validation score", [line], include=[0.0], x_ends=ends, small=True, note=note))
     return Section("rewards", "Rewards during training", text, charts, "No step was logged yet.")
 
 

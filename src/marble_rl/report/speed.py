@@ -40,7 +40,7 @@ def speed(run: RunData) -> Speed:
     known = [stage for stage in STAGES if run.series(f"time/{stage}")]
     if not known:
         return Speed([], [], [])
-    steps = [int(line["step"]) for line in run.lines]
+    steps = [int(line["step"]) + 1 for line in run.lines]
     bars, stages = [], []
     total = total_seconds(run)
     for stage in known:
@@ -70,6 +70,10 @@ def _speed_facts(run: RunData) -> list[tuple[str, str]]:
     if refreshes and others and statistics.median(others) > 0:
         ratio = statistics.median(refreshes) / statistics.median(others)
         facts.append(("gradients of a refresh, against other steps", f"{ratio:.1f} times as long"))
+    evaluations = run.series("evaluation/images").values
+    if evaluations and (spent := run.total("time/evaluate")):
+        each = f"{len(evaluations)} of {evaluations[-1]:.0f} images, {duration(spent / len(evaluations))} each"
+        facts.append(("evaluations during training", f"{each}: {100 * spent / total_seconds(run):.0f} % of the time"))
     if peak := run.series("memory/peak_mb").values:
         facts.append(("memory at the highest point", memory(max(peak))))
     scoring = run.total("time/scoring")

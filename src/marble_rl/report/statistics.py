@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from marble_rl.intervals import LEVEL, Interval, student_interval, student_reach
+from marble_rl.training.summary import LEAST_REFRESHES
 
-LEAST_REFRESHES = 5
-"""Below this nothing is said about a mean over refreshes."""
 LEAST_STEPS = 15
 """Below this nothing is said about a curve: its beginning and its end have five values each."""
 CONSTANT = 1e-12
@@ -47,7 +46,7 @@ def smooth(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float]
     return curve.tolist(), [(value - r, value + r) for value, r in zip(curve.tolist(), reach, strict=True)]
 
 
-def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
+def thinned(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
     """At most `MOST_POINTS` means over runs of equal length."""
     size = math.ceil(len(steps) / MOST_POINTS) or 1
     parts = [slice(i, i + size) for i in range(0, len(steps), size)]

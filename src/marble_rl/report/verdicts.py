@@ -14,8 +14,9 @@ from marble_rl.intervals import Interval
 from marble_rl.report.floors import BELOW, lines_without_direction, recent_rates
 from marble_rl.report.guards import guards
 from marble_rl.report.run_data import RunData
-from marble_rl.report.statistics import LEAST_REFRESHES, LEAST_STEPS, mean_interval, rise
+from marble_rl.report.statistics import LEAST_STEPS, mean_interval, rise
 from marble_rl.report.wording import count_word, counted, interval, listed, number
+from marble_rl.training.summary import LEAST_REFRESHES
 
 Answer = Literal["yes", "partly", "no", "unknown"]
 LEAST_SIGNAL = 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from marble_rl.errors import InputError
 from marble_rl.report.comparison import NothingYet, comparison_page, is_comparison
 from marble_rl.report.page import run_page
 from marble_rl.report.run_data import read_run
+from marble_rl.report.side_by_side import side_by_side_page
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.scores import SCORES
 from marble_rl.storage import write_bytes
@@ -29,6 +30,11 @@ AGE_SECONDS = 60.0
 def write_report(folder: Path, out: Path | None = None, *, refresh_seconds: int | None = None) -> Path:
     """Report on a run or a comparison. The file is replaced in one piece: a reader sees the old one or the new one."""
     return _build(folder, out, refresh_seconds)[0]
+
+
+def write_side_by_side(folders: Sequence[Path], out: Path) -> Path:
+    """Report on several runs."""
+    return _write(side_by_side_page(folders), out)
 
 
 def watch_report(folder: Path, out: Path | None, on_built: Callable[[Path], None]) -> Path:
@@ -63,13 +69,16 @@ def _build(folder: Path, out: Path | None, refresh_seconds: int | None) -> tuple
     else:
         run = read_run(folder)
         page, ages = run_page(run, refresh_seconds=refresh_seconds), not run.finished
-    file = out or folder / "report.html"
+    return _write(page, out or folder / "report.html"), ages
+
+
+def _write(page: str, file: Path) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, page.encode("utf-8", errors="replace"))
     except OSError as error:
         raise InputError(f"--out: cannot write {file}: {error.strerror}; give another file") from error
-    return file, ages
+    return file
 
 
 def _state(folder: Path) -> object:

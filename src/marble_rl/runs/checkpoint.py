@@ -10,7 +10,6 @@ generators is saved: everything random is seeded by the step (see seeding.py).
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from marble_rl import __version__
 from marble_rl.errors import InputError, MarbleError
+from marble_rl.runs.layout import checkpoint_steps
 from marble_rl.storage import file_digest, save_safetensors, storage_errors, sync_folder, write_json
 
 FORMAT = 1
@@ -62,13 +62,6 @@ class Checkpoint:
         return {k.removeprefix(prefix): v for k, v in self.adapters.items() if k.startswith(prefix)}
 
 
-def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps with a folder `step-N` or `.step-N.aside`, ascending; complete or not."""
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    matches = (re.fullmatch(r"step-(\d+)|\.step-(\d+)\.aside", name) for name in names)
-    return sorted({int(match[1] or match[2]) for match in matches if match})
-
-
 def _aside(final: Path) -> Path:
     """Where the older checkpoint of a step is kept while the newer one is renamed to the final name."""
     return final.with_name(f".{final.name}.aside")
@@ -79,8 +72,8 @@ def _existing(final: Path) -> Path:
     return _aside(final) if _aside(final).exists() and not final.exists() else final
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write ``folder/step-N`` and delete all but the ``keep`` newest."""
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int, best: int | None = None) -> Path:
+    """Write ``folder/step-N`` and delete all but the ``keep`` newest and that of step ``best``."""
     final = folder / f"step-{checkpoint.step}"
     temporary = folder / f".step-{checkpoint.step}.partial"
     with storage_errors(f"checkpoint {final}"):
@@ -102,7 +95,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         for leftover in (*folder.glob(".step-*.partial"), *replaced):
             shutil.rmtree(leftover, ignore_errors=True)
         for step in checkpoint_steps(folder)[:-keep]:
-            shutil.rmtree(_existing(folder / f"step-{step}"))
+            if step != best:
+                shutil.rmtree(_existing(folder / f"step-{step}"))
     return final
 
 

@@ -21,8 +21,9 @@ from marble_rl.config import RunConfig, dump_config, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
-from marble_rl.runs.checkpoint import checkpoint_steps, version_of
+from marble_rl.runs.checkpoint import version_of
 from marble_rl.runs.history import Change
+from marble_rl.runs.layout import LOCK, checkpoint_steps, evaluation_folder, in_use
 from marble_rl.storage import storage_errors, write_bytes
 
 IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
@@ -49,8 +50,6 @@ CHANGEABLE_KEYS = (
 """Keys of the `IDENTITY` sections that may change on `--resume`: bounds on a reward that was exploited, floors of
 guards, and settings that help against an out-of-memory error."""
 StartMode = Literal["new", "resume", "resume_or_start"]
-LOCK = ".lock"
-"""File that is locked while a process trains in the folder; contains the host name of the process."""
 
 
 class RunFolder:
@@ -63,7 +62,7 @@ class RunFolder:
         self.samples = path / "samples"
         self.checkpoints = path / "checkpoints"
         self.lora = path / "lora"
-        self.evaluation = path / "evaluation"
+        self.evaluation = evaluation_folder(path)
         self.diagnosis = path / "diagnosis"
         self.base_scores = path / "base_scores.json"
         self.history = path / "history.json"
@@ -177,18 +176,8 @@ class RunFolder:
         return lock
 
     def in_use(self) -> bool | None:
-        """Whether a process is training in this folder; None if unknown (a run of an older version, or another
-        machine)."""
-        try:
-            with open(self.path / LOCK) as lock:
-                if lock.read() != socket.gethostname():
-                    return None
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return None
-        return False
+        """Whether a process is training in this folder; None if unknown."""
+        return in_use(self.path)
 
 
 def _lock(file: IO[str]) -> bool:

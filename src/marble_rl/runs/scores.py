@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, model_validator
 
@@ -58,6 +58,9 @@ class Scores(Record):
     """Evaluations of older versions kept none."""
     weights: dict[str, WeightsScores]
     """In the order asked for."""
+    made_with: dict[str, Any] = Field(default_factory=dict)
+    """What the images follow from beside weights and prompts: seed, sampling steps, size. Evaluations of older versions
+    do not say."""
 
     @model_validator(mode="after")
     def _same_images(self) -> Scores:

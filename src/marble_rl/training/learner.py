@@ -219,12 +219,12 @@ class Learner:
 
     def _raise_non_finite(self, batch: TrainingBatch) -> NoReturn:
         suffix = f"-rank-{self.world.rank}" if self.world.size > 1 else ""
-        path = self._dumps / f"nonfinite-step-{self.step}{suffix}.safetensors"
+        path = self._dumps / f"nonfinite-step-{self.step + 1}{suffix}.safetensors"
         tensors = {"x0": batch.x0, "sigmas": batch.sigmas, "slots": batch.slots, "samples": batch.samples}
         with storage_errors(str(path)):
             save_safetensors(path, tensors, {"step": str(self.step)})
         raise NonFiniteGradient(
-            f"step {self.step}: a loss or gradient is not finite; the update was not applied. "
+            f"step {self.step + 1}: a loss or gradient is not finite; the update was not applied. "
             f"Lower optimizer.lr, or look at the batch in {path}"
         )
 

@@ -1,4 +1,5 @@
-"""Two tables that `marble train` prints at its end: the harmony of the updates, and the signal of each reward."""
+"""What `marble train` prints around the training: before the first step what it will do, and at its end two tables,
+the harmony of the updates and the signal of each reward."""
 
 from __future__ import annotations
 
@@ -11,10 +12,28 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from marble_rl.config import RunConfig
 from marble_rl.types import Metrics
 
+LEAST_REFRESHES = 5
+"""Below this nothing is said about a mean over refreshes."""
 ROWS = 5
 """Most rows of a table: the refreshes of a run are divided into this many parts."""
+
+
+def introduction(config: RunConfig, out: Path, device: object, trained: int, frozen: int) -> list[str]:
+    """``trained`` and ``frozen``: numbers of parameters of the adapter, and of the model that it is on."""
+    c = config
+    held_out = [reward.name for reward in c.rewards if reward.held_out]
+    named = {"objectives": c.objectives, "guards": tuple(c.guards), "evaluation only": held_out}
+    rewards = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in named.items() if names)
+    images = c.rollout.groups * c.rollout.group_size
+    updates = "" if c.rollout.updates == 1 else f" for {c.rollout.updates} steps"
+    return [
+        f"model {c.model.path} on {device}: trains {trained:,} LoRA parameters, {frozen:,} are frozen",
+        f"{rewards}; rule: {c.balance.type}",
+        f"{c.trainer.steps} steps, {images} images a rollout{updates}, seed {c.trainer.seed}; folder {out}",
+    ]
 
 
 def print_summary(console: Console, metrics_file: Path, rewards: Sequence[str]) -> None:
@@ -22,6 +41,14 @@ def print_summary(console: Console, metrics_file: Path, rewards: Sequence[str]) 
     lines = [json.loads(line) for line in metrics_file.read_text().splitlines()]
     refreshes = [line for line in lines if "heldout/min_cos" in line]
     if not refreshes:
+        return
+    if len(refreshes) < LEAST_REFRESHES:
+        console.print(
+            f"\nHarmony and signal: too few refreshes to say ({len(refreshes)}, where {LEAST_REFRESHES} are needed). "
+            "Their figures are in metrics.jsonl.",
+            soft_wrap=True,
+            highlight=False,
+        )
         return
     parts = _parts(refreshes)
     console.print("\n[bold]Harmony on unseen samples[/bold]: cosines of a direction with each reward's gradient on")
@@ -64,7 +91,7 @@ def _signal(parts: list[list[Metrics]], rewards: Sequence[str]) -> Table:
 
 
 def _steps(part: list[Metrics]) -> str:
-    first, last = int(part[0]["step"]), int(part[-1]["step"])
+    first, last = int(part[0]["step"]) + 1, int(part[-1]["step"]) + 1  # metrics.jsonl counts from 0
     return str(first) if first == last else f"{first}-{last}"
 
 

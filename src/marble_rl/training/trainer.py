@@ -27,25 +27,27 @@ from marble_rl.errors import (
     RunStopped,
     StorageFailed,
 )
-from marble_rl.evaluation.evaluate import evaluate
 from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import EMA, LoraPolicy
-from marble_rl.runs.checkpoint import checkpoint_steps, load_newest, restoring, save_checkpoint
+from marble_rl.runs.checkpoint import load_newest, restoring, save_checkpoint
 from marble_rl.runs.folder import RunFolder, StartMode
 from marble_rl.runs.history import add_start
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.journal import Journal, tracker_settings
+from marble_rl.runs.layout import checkpoint_steps
 from marble_rl.runs.run_log import LOG, logging_to
 from marble_rl.runs.trackers import check_trackers
 from marble_rl.storage import storage_errors
 from marble_rl.training.base_images import BaseImages
 from marble_rl.training.batch import training_batch
+from marble_rl.training.evaluations import Evaluations
 from marble_rl.training.experience import Experience, ExperienceSource
 from marble_rl.training.floors import Floors
 from marble_rl.training.learner import Learner
 from marble_rl.training.metrics import clip_metrics, reward_metrics
 from marble_rl.training.sharding import check_sharding, load_base, parameter_counts
+from marble_rl.training.summary import introduction
 from marble_rl.training.watch import Watches
 from marble_rl.types import Metrics
 
@@ -72,6 +74,7 @@ class Trainer:
     _learner: Learner
     _watches: Watches
     _floors: Floors
+    _evaluations: Evaluations
     _journal: Journal
     _experience: Experience | None = None
     """The rollout that the next update trains on; None: sample a new one."""
@@ -132,7 +135,8 @@ class Trainer:
                 with self.world.failing_together(), memory_errors(self._stage, self.world.lockstep):
                     metrics = self._take_step()
                 finished, stopping = self.step == steps, self._interrupts.pending()
-                if finished or stopping or self.step % self.config.trainer.save_every == 0:
+                due = self.step % self.config.trainer.save_every == 0
+                if finished or stopping or due or self.step == self._evaluations.best_step:
                     self._save()
             if stopping and not finished:
                 self._interrupts.stop(f"stopped after step {self.step}", self._how_to_continue())
@@ -171,42 +175,26 @@ class Trainer:
             "guard/clamped": float(experience.clamped[rows].sum()),
         }
         last_of_rollout = update + 1 == c.rollout.updates
-        with display.stage("update"), self._interrupts.shielded():
-            metrics |= learner.apply(proposal, last_of_rollout)
         alarms: dict[str, str] = {}
-        if last_of_rollout:
-            self._experience = None
-            alarms = self._watches.observe(experience.means)
-            metrics |= experience.watched | self._watches.figures(alarms)
-            message = self._floors.commit(levels, metrics)
-            if message is not None:
-                self._say(f"warning after step {self.step}: {message}")
+        with self._interrupts.shielded():
+            with display.stage("update"):
+                metrics |= learner.apply(proposal, last_of_rollout)
+            if last_of_rollout:
+                self._experience = None
+                alarms = self._watches.observe(experience.means)
+                metrics |= experience.watched | self._watches.figures(alarms)
+                message = self._floors.commit(levels, metrics)
+                if message is not None:
+                    self._say(f"warning after step {self.step}: {message}")
         try:
             with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
-                metrics |= self._evaluate_if_due()
+                metrics |= self._evaluations.if_due(self.step, display)
         except (MarbleError, KeyboardInterrupt):  # the update is done, so log it without the evaluation
             self._journal.log(step, metrics)
             raise
         self._journal.log(step, metrics)
         self._act_on(alarms)
         return metrics
-
-    def _evaluate_if_due(self) -> Metrics:
-        every = self.config.trainer.eval_every
-        if every is None or self.step % every:
-            return {}
-        c = self.config
-        with self._journal.display.stage("evaluate"), self._learner.policy.acting_as(EMA):
-            result = evaluate(
-                self._model,
-                self._prompt_cache,
-                self._inputs.scorer,
-                self._inputs.heldout,
-                c.evaluation,
-                c.rollout,
-                world=self.world,
-            )
-        return {f"eval/{name}": mean for name, mean in result.means.items()}
 
     def _act_on(self, alarms: dict[str, str]) -> None:
         """Warn, or stop the run, where a watched reward fell while the trained ones rose."""
@@ -241,10 +229,10 @@ class Trainer:
             check_same_rewards(self.world, scorer.names)
             # Checked again: before loading, a remote reward or a model on the hub could not be queried.
             scorer.check_media(self._model.media())
-            scorer.check_applicability(c.trained_rewards, self._inputs.train.prompts)
+            self._inputs.check_applicability(c.trained_rewards)
+        own, parameters = parameter_counts(self._model.transformer)
         if self.world.lockstep:
-            own, whole = parameter_counts(self._model.transformer)
-            remarks.append(f"base model sharded: {own:,} of {whole:,} parameters on this rank")
+            remarks.append(f"base model sharded: {own:,} of {parameters:,} parameters on this rank")
         for remark in remarks:
             self._say(remark)
         self._prompt_cache = PromptCache(self._model)
@@ -255,12 +243,17 @@ class Trainer:
         self._learner = Learner(c, self._model, policy, self.world, self.folder.path, self._say)
         self._watches = Watches(c)
         self._floors = Floors(c.guards)
+        self._evaluations = Evaluations(c, self._inputs, self._model, policy, self._prompt_cache, self.world, self._say)
         if checkpoint:
             with restoring(checkpoint, self.folder.path):
                 self._learner.restore(checkpoint)
                 self._watches.load_state_dict(checkpoint.state.get("watches", {}))
+                self._evaluations.load_state_dict(checkpoint.state)
                 if c.guards:
                     self._floors.load_state_dict(checkpoint.state["floors"])
+        for line in introduction(c, self.folder.path, self._device, policy.flat.numel(), parameters):
+            self._say(line)
+        self._evaluations.announce(self.step)
         self._journal = Journal(c, self.folder, self.world, scorer, self._device, self.console, self.step)
         if self.world.first:
             with storage_errors(str(self.folder.history)):
@@ -275,8 +268,11 @@ class Trainer:
     def _write_checkpoint(self) -> None:
         if self.world.first and self._learner.updater.intact:
             floors = {"floors": self._floors.state_dict()} if self.config.guards else {}
-            state = self._learner.checkpoint(watches=self._watches.state_dict(), **floors)
-            save_checkpoint(self.folder.checkpoints, state, self.config.trainer.keep_checkpoints)
+            state = self._learner.checkpoint(
+                watches=self._watches.state_dict(), **floors, **self._evaluations.state_dict()
+            )
+            keep, best = self.config.trainer.keep_checkpoints, self._evaluations.best_step
+            save_checkpoint(self.folder.checkpoints, state, keep, best)
 
     @contextmanager
     def _saving_before_stopping(self) -> Iterator[None]:

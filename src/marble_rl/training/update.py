@@ -43,7 +43,8 @@ class Updater:
         norm = float(gradient.to(torch.float64).norm())
         if not math.isfinite(norm) or not math.isfinite(loss):
             raise NonFinite(
-                f"step {step}: loss {loss:g}, gradient norm {norm:g}; the update was not applied. Lower optimizer.lr"
+                f"step {step + 1}: loss {loss:g}, gradient norm {norm:g}; the update was not applied. "
+                "Lower optimizer.lr"
             )
         self.optimizer.param_groups[0]["lr"] = self.config.lr * schedule_factor(self.config.schedule, step / self.steps)
         self._flat.grad = gradient * self._clip_factor(norm)

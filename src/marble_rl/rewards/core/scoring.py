@@ -20,6 +20,8 @@ from marble_rl.rewards.core.calls import CalledReward, Counts
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Media, Prompt, RewardTable
 
+UNLEARNT = "training prompt, so it could never be learnt"
+
 
 class Scorer:
     """The rewards of a run. Their models are loaded once, for training and evaluation."""
@@ -50,12 +52,13 @@ class Scorer:
                 remarks.append(f"left out: optional reward {message}")
         return remarks
 
-    def check_applicability(self, names: Sequence[str], prompts: Sequence[Prompt]) -> None:
-        """Raise InputError unless each of these rewards applies to at least one of the prompts."""
+    def check_applicability(self, names: Sequence[str], prompts: Sequence[Prompt], lost: str = UNLEARNT) -> None:
+        """Raise InputError unless each of these rewards applies to at least one of the prompts. ``lost``: what they
+        are, and what does not work without."""
         for name in names:
             if not any(self._rewards[name].applies_to(prompt) for prompt in prompts):
                 raise InputError(
-                    f"rewards: {name!r} applies to no training prompt, so it could never be learnt; "
+                    f"rewards: {name!r} applies to no {lost}; "
                     "add prompts that it applies to, name it in a source's `rewards`, or remove it"
                 )
 
