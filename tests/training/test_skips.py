@@ -100,7 +100,7 @@ def test_by_default_it_stops(config_file: Path, tmp_path: Path, poisoned: set[in
     poisoned.add(1)
     outcome = marble("train", config_file, "--out", tmp_path / "run", *SMALL)
     assert outcome.code == 3
-    assert "step 2: a loss or gradient is not finite; the update was not applied" in outcome.err
+    assert "step 3: a loss or gradient is not finite; the update was not applied" in outcome.err
     saved = load_file(tmp_path / "run" / "checkpoints" / "step-2" / "adapters.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in saved.values())
     assert "guard/skipped" not in metrics(tmp_path / "run")[0]
@@ -110,5 +110,5 @@ def test_too_many_in_a_row_stop_the_run(config_file: Path, tmp_path: Path, poiso
     poisoned.update(range(1, 100))
     outcome = marble("train", config_file, "--out", tmp_path / "run", *SKIP)
     assert outcome.code == 3
-    assert "10 updates in a row were skipped, and now step 2: a loss or gradient is not finite" in outcome.err
+    assert "10 updates in a row were skipped, and now step 3: a loss or gradient is not finite" in outcome.err
     assert len(metrics(tmp_path / "run")) == 2

@@ -19,6 +19,17 @@ Methods = Annotated[
         "shares: how much of what a training on each reward alone gains. Default: joint."
     ),
 ]
+ConfigOrRuns = Annotated[
+    list[Path],
+    typer.Argument(metavar="CONFIG|RUN...", help="A YAML file to train from, or the folders of two or more runs."),
+]
+Seeds = Annotated[str | None, typer.Option(help="Such as 0-4 or 0,1,5. Default: 0-2.")]
+ComparisonFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the comparison. Default: runs/compare.")
+]
+TableOnly = Annotated[
+    bool, typer.Option("--table-only", help="CONFIG is the folder of a comparison: make its table again.")
+]
 Against = Annotated[
     str | None, typer.Option(help="Method to compare the others with. Default: weighted_sum, if it is one of them.")
 ]
@@ -66,23 +77,16 @@ def diagnose(
 
 
 def compare(
-    targets: Annotated[
-        list[Path],
-        typer.Argument(metavar="CONFIG|RUN...", help="A YAML file to train from, or the folders of two or more runs."),
-    ],
+    targets: ConfigOrRuns,
     methods: Methods = None,
-    seeds: Annotated[str | None, typer.Option(help="Such as 0-4 or 0,1,5. Default: 0-2.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the comparison. Default: runs/compare.")
-    ] = None,
+    seeds: Seeds = None,
+    out: ComparisonFolder = None,
     overrides: Overrides = None,
     against: Against = None,
     jobs: Jobs = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the results of another config.")] = False,
     evaluate_again: EvaluateAgain = False,
-    table_only: Annotated[
-        bool, typer.Option("--table-only", help="CONFIG is the folder of a comparison: make its table again.")
-    ] = False,
+    table_only: TableOnly = False,
     as_json: AsJson = False,
 ) -> None:
     """Train several methods under one budget, evaluate all on the same held-out prompts, write the table.
@@ -93,21 +97,11 @@ def compare(
     With the folders of two or more runs: compare these, as they are. Prints their scores, the differences to the first
     run, paired by prompt, and the settings that differ. All other options but --json belong to trainings.
     """
-    training = {
-        "--methods": methods,
-        "--seeds": seeds,
-        "--out": out,
-        "--set": overrides,
-        "--against": against,
-        "--jobs": jobs,
-        "--fresh": fresh,
-        "--evaluate-again": evaluate_again,
-        "--table-only": table_only,
-    }
     if _are_runs(targets, table_only):
-        given = [option for option, value in training.items() if value]
-        if given:
-            raise InputError(f"{given[0]}: {len(targets)} folders of runs are compared as they are; leave it out")
+        named = ("--methods", "--seeds", "--out", "--set", "--against", "--jobs", "--fresh", "--evaluate-again")
+        values = (methods, seeds, out, overrides, against, jobs, fresh, evaluate_again)
+        for option in (option for option, value in zip(named, values, strict=True) if value):
+            raise InputError(f"{option}: {len(targets)} folders of runs are compared as they are; leave it out")
         _compare_runs(targets, as_json)
         return
     from rich.console import Console
@@ -135,10 +129,7 @@ def compare(
             evaluate_again=evaluate_again,
             console=Console(stderr=True),
         )
-    if as_json:
-        print_json(comparison.to_json())
-    else:
-        show(comparison, out, Console())
+    print_json(comparison.to_json()) if as_json else show(comparison, out, Console())
     raise_for_holes(comparison, out)
 
 
