@@ -84,15 +84,15 @@ class Browser:
             self._loaded = True
         return event
 
-    def show(self, file: Path, *, width: int, dark: bool = False) -> None:
-        """Open a file in a window of that width, in the light or dark theme."""
+    def show(self, page: Path | str, *, width: int, dark: bool = False) -> None:
+        """Open a file or an address in a window of that width, in the light or dark theme."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self._loaded = False
-        self.call("Page.navigate", url=file.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not self._loaded:
             self._receive()
 
