@@ -81,7 +81,10 @@ def test_an_answer_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing(t
     file = tmp_path / "answers.jsonl"
     with AnswersFile.opened(file) as answers:
         answers.add(FIRST, 3.0)
-        with files_end_at(file.stat().st_size + 10), pytest.raises(StorageFailed, match=r"cannot write .*answers\.jsonl"):
+        with (
+            files_end_at(file.stat().st_size + 10),
+            pytest.raises(StorageFailed, match=r"cannot write .*answers\.jsonl"),
+        ):
             answers.add(SECOND, 4.0)
         assert answers.value(SECOND) is None
         assert values(file) == {FIRST: 3.0}

@@ -26,9 +26,7 @@ def again(prepared: Path, study: Path, *options: object, run: Path, model: Path)
 
 def test_pictures_are_those_of_marble_sample(study: Path, finished_run: Path, tmp_path: Path) -> None:
     """Prompt 3 starts from seed 0 + 3; a run is sampled with its EMA weights."""
-    done = marble(
-        *("sample", finished_run, "--prompt", "a cup, number 4", "--seed", 3, "--out", tmp_path / "samples")
-    )
+    done = marble(*("sample", finished_run, "--prompt", "a cup, number 4", "--seed", 3, "--out", tmp_path / "samples"))
     assert done.code == 0, done.err
     picture = (study / "pictures" / "tuned" / "0003-0.png").read_bytes()
     assert picture == (tmp_path / "samples" / "seed-3.png").read_bytes()

@@ -61,8 +61,8 @@ def test_separated_models_have_no_strength_and_the_reason_is_given(total: list[l
 
 
 def test_the_interval_is_that_of_the_log_odds() -> None:
-    """One rater and n prompts with one comparison each: the standard error of beta_a - beta_b = logit p is, by the delta
-    method, 1 / sqrt(n p (1 - p)), up to n / (n - 1)."""
+    """One rater and n prompts with one comparison each: by the delta method the standard error of
+    beta_a - beta_b = logit p is 1 / sqrt(n p (1 - p)), up to n / (n - 1)."""
     n, won = 40, 28
     wins = np.zeros((1, n, 2, 2))
     wins[0, :won, 0, 1] = wins[0, won:, 1, 0] = 1
