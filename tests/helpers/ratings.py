@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -86,3 +87,14 @@ def send(link: str, question: str, row: int, choice: int) -> int:
 
 def answer_lines(study: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (study / "answers.jsonl").read_text().splitlines()]
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """As on a full disk: the kernel writes what fits, then refuses."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

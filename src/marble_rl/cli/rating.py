@@ -21,7 +21,7 @@ def rate_prepare(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NAME=]TARGET...",
+            metavar="[NAME=]TARGET",
             help="Two or more runs, LoRAs, pipelines, or folders of pictures. Raters never see the names.",
         ),
     ],

@@ -25,8 +25,8 @@ def print_results(results: Results, console: Console) -> None:
     for figures in results.criteria:
         scale = f", 1 to {HIGHEST}" if results.ask == "scales" else ", pairs"
         console.print(
-            f"\n[bold]{figures.criterion}[/bold]: {QUESTIONS[figures.criterion]}{scale}; {len(results.raters)} raters, "
-            f"{results.prompts} prompts, {figures.answers} answers",
+            f"\n[bold]{figures.criterion}[/bold]: {QUESTIONS[figures.criterion]}{scale}. Raters: "
+            f"{len(results.raters)}, prompts: {results.prompts}, answers: {figures.answers}",
             soft_wrap=True,
         )
         console.print(_models(figures, results))
@@ -41,7 +41,7 @@ def print_results(results: Results, console: Console) -> None:
 def _models(figures: CriterionFigures, results: Results) -> Table:
     table = Table("model", box=SIMPLE_HEAD)
     for column in (*(["mean"] if results.ask == "scales" else []), "win rate", "strength"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for model in figures.models:
         mean = [_cell(model.mean)] if results.ask == "scales" else []
         table.add_row(escape(model.name), *mean, _cell(model.win_rate), _cell(model.strength, signed=True))
@@ -51,7 +51,7 @@ def _models(figures: CriterionFigures, results: Results) -> Table:
 def _pairs(figures: CriterionFigures, results: Results) -> Table:
     table = Table("pair", box=SIMPLE_HEAD)
     for column in (*(["difference"] if results.ask == "scales" else []), "win rate of the first"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
     for pair in figures.pairs:
         shown, middle = (pair.difference, 0.0) if results.ask == "scales" else (pair.win_rate, 0.5)
@@ -74,7 +74,7 @@ def _cell(estimate: Estimate, signed: bool = False) -> str:
     interval = "?"
     if estimate.low is not None and estimate.high is not None:
         interval = f"{_number(estimate.low, signed)} .. {_number(estimate.high, signed)}"
-    return f"{_number(estimate.value, signed)}  ({interval})"
+    return f"{_number(estimate.value, signed)} ({interval})"
 
 
 def _number(value: float | None, signed: bool = False) -> str:

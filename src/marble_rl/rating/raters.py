@@ -28,8 +28,11 @@ class Raters(Record):
     """By name: the secret part of a rater's link"""
 
     def write(self, path: Path) -> None:
-        super().write(path)
-        path.chmod(0o600)
+        mask = os.umask(0o077)  # also the temporary file is the owner's alone
+        try:
+            super().write(path)
+        finally:
+            os.umask(mask)
 
 
 def invite(path: Path, asked: str | None) -> Raters:

@@ -179,7 +179,9 @@ class RatingApp:
         if isinstance(error, HTTPException):
             return JSONResponse({"error": error.detail}, error.status_code, error.headers)
         self._notice(f"{request.method} {request.url.path}: {error}")
-        return JSONResponse({"error": str(error)}, 503 if isinstance(error, StorageFailed) else 500)
+        if isinstance(error, StorageFailed):
+            return JSONResponse({"error": "the server cannot write it to its disk"}, 503)
+        return JSONResponse({"error": "the server failed"}, 500)  # the reason may name a picture's file, so its model
 
 
 def serve(folder: StudyFolder, raters: str | None, *, host: str, port: int, notice: Callable[[str], None]) -> None:

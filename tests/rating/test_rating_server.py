@@ -18,7 +18,7 @@ from marble_rl.rating.raters import Raters, invite
 from marble_rl.rating.server import RatingApp
 from marble_rl.rating.study import StudyFolder
 from marble_rl.rewards.remote.http_server import address, bound_socket, running
-from ratings import NAMES, answer_lines, questions, request, send, shown_model
+from ratings import NAMES, answer_lines, files_end_at, questions, request, send, shown_model
 from runs import marble
 
 
@@ -191,6 +191,28 @@ def test_a_malformed_answer_is_refused(study: Path, body: bytes) -> None:
         assert answer_lines(study) == []
         assert request(f"{links['anna']}answers", "POST", b" " * 5000)[0] == 413
         assert request(f"{links['anna']}answers")[0] == 405
+
+
+def test_a_failure_is_told_without_its_reason(study: Path) -> None:
+    """The reason may name a file, and that the model. A picture that the disk cannot read:"""
+    for file in (study / "pictures").rglob("*.png"):
+        file.unlink()
+        file.symlink_to("/proc/self/mem")
+    with serving(study) as links:
+        picture = questions(links["anna"])["questions"][0]["pictures"][0]
+        status, headers, body = request(f"{links['anna']}pictures/{picture}")
+    assert (status, json.loads(body)) == (500, {"error": "the server failed"})
+    assert headers["cache-control"] == "no-store"
+
+
+def test_an_answer_that_cannot_be_written_is_not_confirmed(study: Path) -> None:
+    with serving(study) as links:
+        first = questions(links["anna"])["questions"][0]["id"]
+        with files_end_at(10):
+            assert send(links["anna"], first, 0, 4) == 503
+        assert answer_lines(study) == []
+        assert send(links["anna"], first, 0, 4) == 200
+        assert [line["value"] for line in answer_lines(study)] == [4]
 
 
 def test_raters_at_the_same_time_lose_nothing(study: Path) -> None:

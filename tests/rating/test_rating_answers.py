@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from marble_rl.errors import InputError, StorageFailed
 from marble_rl.rating.answers import AnswersFile, Key, read_answers
+from ratings import files_end_at
 
 FIRST = Key("anna", 0, 0, "alignment", "base", None)
 SECOND = Key("anna", 0, 0, "quality", "base", None)
@@ -64,17 +62,6 @@ def test_a_second_server_is_kept_out(tmp_path: Path) -> None:
         AnswersFile.opened(file),
     ):
         pass
-
-
-@contextmanager
-def files_end_at(size: int) -> Iterator[None]:
-    """As on a full disk: the kernel writes what fits, then refuses."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_an_answer_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
