@@ -136,6 +136,7 @@ def test_a_video_is_kept_as_it_is_and_not_mixed_with_pictures(tmp_path: Path) ->
         (["base=mini", "{three}"], "3 pictures, but 4 prompts with 1 each need 4"),
         (["base=mini", "{text}"], "is not a picture that can be read"),
         (["mini", "{run}/lora"], "does not name its base model; give --model"),
+        (["mini", "{run}", "--model", "mini"], "--model: 'mini' given, but no target is a LoRA"),
     ],
 )
 def test_mistakes_are_named_before_a_model_is_loaded(

@@ -22,6 +22,8 @@ def read_targets(arguments: Sequence[str], base_model: str | None) -> list[Rated
     if len(arguments) < FEWEST:
         raise InputError(f"TARGET: {len(arguments)} given; a rating compares two or more")
     models = [_rated(*_split(argument), base_model) for argument in arguments]
+    if base_model is not None and all(model.kind != "LoRA" for model in models):
+        raise InputError(f"--model: {base_model!r} given, but no target is a LoRA; leave it out")
     for model in models:
         same = [other.target for other in models if other.name == model.name]
         if len(same) > 1:
