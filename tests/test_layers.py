@@ -33,6 +33,7 @@ LAYERS = (
     {"compare"},
     {"report"},
     {"bench"},
+    {"rating"},
     {"cli"},
 )
 """From the bottom to the top. The modules of the first layer are the only ones outside of a package."""

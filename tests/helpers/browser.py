@@ -41,6 +41,8 @@ class Browser:
         self._loaded = False
         self.complaints: list[str] = []
         self.requests: list[str] = []
+        self.dialogs: list[str] = []
+        """Kinds of the dialogs that the page opened; each was confirmed at once."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -56,17 +58,21 @@ class Browser:
         os.close(self._output)
 
     def call(self, method: str, **parameters: Any) -> Any:
-        self._number += 1
-        number = self._number
-        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        os.write(self._output, json.dumps(message).encode() + b"\0")
+        number = self._send(method, **parameters)
         while True:
             answer = self._receive()
             if answer.get("id") == number:
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
+
+    def _send(self, method: str, **parameters: Any) -> int:
+        """The number that the answer will have."""
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._output, json.dumps(message).encode() + b"\0")
+        return self._number
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -80,19 +86,22 @@ class Browser:
             self.complaints.append(json.dumps(parameters)[:500])
         elif method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"][:100])
+        elif method == "Page.javascriptDialogOpening":
+            self.dialogs.append(parameters["type"])
+            self._send("Page.handleJavaScriptDialog", accept=True)
         elif method == "Page.loadEventFired":
             self._loaded = True
         return event
 
-    def show(self, file: Path, *, width: int, dark: bool = False) -> None:
-        """Open a file in a window of that width, in the light or dark theme."""
+    def show(self, page: Path | str, *, width: int, dark: bool = False) -> None:
+        """Open a file or an address in a window of that width, in the light or dark theme."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self._loaded = False
-        self.call("Page.navigate", url=file.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not self._loaded:
             self._receive()
 

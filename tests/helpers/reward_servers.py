@@ -20,7 +20,8 @@ from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.rewards.remote.client import Remote
-from marble_rl.rewards.remote.server import Limits, RewardsApp, address, bound_socket, running
+from marble_rl.rewards.remote.http_server import address, bound_socket, running
+from marble_rl.rewards.remote.server import Limits, RewardsApp
 from marble_rl.rewards.remote.wire import PROTOCOL, encode_traits
 from marble_rl.types import Prompt
 from runs import start

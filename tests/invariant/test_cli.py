@@ -51,6 +51,7 @@ print(time.perf_counter() - t)
     [
         *("train", "sample", "evaluate", "export", "bench", "compare", "diagnose", "report"),
         *("config show", "config check", "rewards list", "rewards check", "rewards serve"),
+        *("rate prepare", "rate serve", "rate results"),
     ],
 )
 def test_each_command_has_help_with_an_example(command: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from marble_rl import __version__
-from marble_rl.cli import config, rewards
+from marble_rl.cli import config, rating, rewards
 from marble_rl.cli.bench import bench
 from marble_rl.cli.failures import show_tracebacks
 from marble_rl.cli.init import init
@@ -46,6 +46,7 @@ for command, example in COMMANDS.items():
     app.command(epilog=f"Example: marble {example}")(command)
 app.add_typer(config.app, name="config")
 app.add_typer(rewards.app, name="rewards")
+app.add_typer(rating.app, name="rate")
 
 DISTRIBUTED = ("train", "evaluate")
 """Commands that can run on several ranks."""

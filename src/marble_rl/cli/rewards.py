@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marble_rl.cli.shared import AsJson, ConfigPath, Device, Overrides, print_json, quiet_libraries
+from marble_rl.cli.shared import AsJson, ConfigPath, Device, Overrides, print_json, quiet_libraries, serve_extra
 
 if TYPE_CHECKING:
     from marble_rl.config.run import RunConfig
@@ -101,7 +101,9 @@ def rewards_serve(
 
     configs = _chosen_rewards(load_scoring_config(config, overrides or []), only)
     from marble_rl.devices import pick_device
-    from marble_rl.rewards.remote.server import Limits, serve
+
+    with serve_extra("rewards serve"):
+        from marble_rl.rewards.remote.server import Limits, serve
 
     serve(
         configs,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from marble_rl.errors import InputError
 
 ConfigPath = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML file, run folder, or the name of a recipe (`marble init`).")
@@ -48,3 +52,12 @@ def quiet_libraries() -> None:
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     enable_progress_bars()
+
+
+@contextmanager
+def serve_extra(command: str) -> Iterator[None]:
+    """Around the import of a server: a missing package is named with the extra that has it."""
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(f"marble {command} needs {error.name}; run: pip install 'marble-rl[serve]'") from error

@@ -203,7 +203,8 @@ def test_a_missing_package_is_named_with_its_extra(
     package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "marble_rl.rewards.remote.server")
+    for module in ("server", "http_server"):
+        monkeypatch.delitem(sys.modules, f"marble_rl.rewards.remote.{module}")
     outcome = marble("rewards", "serve", served_config(tmp_path / "c.yaml"), "--port", 0)
     assert outcome.code == 2
     assert f"needs {package}; run: pip install 'marble-rl[serve]'" in outcome.err

@@ -13,25 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import signal
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from marble_rl import __version__
-from marble_rl.distributed.interrupts import Interrupts
-from marble_rl.errors import InputError, Interrupted, RewardFailed
+from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import RewardBatch
 from marble_rl.rewards.core.calls import CalledReward
 from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.rewards.remote.http_client import is_loopback, read_secret
+from marble_rl.rewards.remote.http_server import address, bound_socket, serve_until_stopped
 from marble_rl.rewards.remote.wire import (
     PROTOCOL,
     TOKEN_VARIABLE,
@@ -42,18 +44,6 @@ from marble_rl.rewards.remote.wire import (
     encode_traits,
 )
 from marble_rl.types import Prompt
-
-try:
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
-    from starlette.types import ASGIApp, Receive, Scope, Send
-except ImportError as error:
-    raise InputError(f"marble rewards serve needs {error.name}; run: pip install 'marble-rl[serve]'") from error
 
 IDLE_SECONDS = 30.0
 """A request whose body makes no progress for so long is refused."""
@@ -178,57 +168,6 @@ class RewardsApp:
         return JSONResponse({"error": reason}, 500)
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that has the address, but refuses connections until `running` listens on it."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or error
-        raise InputError(f"--host, --port: cannot listen on {host}:{port}: {reason}; give others") from None
-    return listener
-
-
-def address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-@contextmanager
-def running(app: ASGIApp, listener: socket.socket) -> Iterator[None]:
-    """Answer requests while the context is open. On exit, accept no more connections, close those without a request,
-    and wait until the other requests are answered; KeyboardInterrupt does not wait."""
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        headers=[("Server", f"marble/{__version__}")],
-    )
-    server = uvicorn.Server(config)
-    listener.listen(config.backlog)
-    # A daemon, and so are the threads that it starts for the models: a second Ctrl-C does not wait for them.
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    wait = True
-    try:
-        yield
-    except KeyboardInterrupt:
-        wait = False
-        raise
-    finally:
-        if wait:
-            server.should_exit = True
-            thread.join()
-
-
 def required_token(host: str) -> str | None:
     """The token that clients must send. Only a server that other machines cannot reach may do without."""
     token = read_secret(TOKEN_VARIABLE, "--host")
@@ -258,11 +197,5 @@ def serve(
         for remark in scorer.load(device):
             notice(remark)
         app = RewardsApp(scorer, limits, notice).asgi(token)
-        with Interrupts(notice, "finishing the requests under way") as interrupts:
-            try:
-                with running(app, listener):
-                    notice(f"serving {', '.join(scorer.names)} at {address(listener)} (Ctrl-C stops)")
-                    while not interrupts.pending():
-                        time.sleep(0.1)
-            except KeyboardInterrupt:
-                raise Interrupted(signal.SIGINT, "stopped at once; requests under way are lost") from None
+        banner = f"serving {', '.join(scorer.names)} at {address(listener)} (Ctrl-C stops)"
+        serve_until_stopped(app, listener, banner, notice)

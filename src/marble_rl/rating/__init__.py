@@ -1,0 +1,1 @@
+"""`marble rate`: people rate pictures of several models, blind."""
