@@ -18,9 +18,9 @@ from marble_rl.models.settings import ModelConfig
 from marble_rl.rating.study import RatedModel, Sampling, Study, StudyFolder
 from marble_rl.rating.targets import picture_files, settings_for
 from marble_rl.rollout.settings import RolloutConfig
-from marble_rl.runs.checkpoint import checkpoint_steps
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.images import save_image, save_sample
+from marble_rl.runs.layout import checkpoint_steps
 from marble_rl.storage import output_folder, storage_errors, write_bytes
 
 AGAIN = "prepare again: pictures that are there are kept"
