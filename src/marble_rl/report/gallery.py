@@ -6,6 +6,7 @@ The script of the page draws it from this data (templates/gallery.js). The pictu
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,14 @@ from marble_rl.intervals import DECIMALS
 from marble_rl.report.evaluation import prompt_cards
 from marble_rl.report.pictures import Gallery, Inlined, inlined_file, shown_cards
 from marble_rl.report.run_data import RunData
+from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.images import Card, Picture
-from marble_rl.runs.scores import Scores
+from marble_rl.runs.scores import IMAGES, Scores
 
 BUDGET = 6_000_000
 """Bytes of the gallery: with 2 MB of other pictures and about 1 MB of charts the page stays below 10 MB."""
-WIDTHS = (512, 384, 320, 256, 192, 144, 112, 80, 64)
-"""In pixels: the largest at which all pictures fit."""
+SIZES = ((512, 82), (384, 82), (320, 82), (256, 80), (192, 75), (144, 70), (112, 60), (80, 50), (64, 30), (48, 20))
+"""Width in pixels and WebP's quality: the first with which all pictures fit."""
 MEASURED = 24
 """Pictures whose size is taken for that of all."""
 MARGIN = 1.15
@@ -55,6 +57,8 @@ class PromptGallery:
     shown: str
     missing: str
     """Command that keeps the pictures of all prompts; empty if it was called"""
+    beside: str
+    """Where the files are in full size, seen from the page"""
 
     @property
     def sources(self) -> list[str]:
@@ -66,11 +70,15 @@ class PromptGallery:
 
     @property
     def data(self) -> dict[str, Any]:
-        return {"rewards": [asdict(reward) for reward in self.rewards], "cards": [_entry(card) for card in self.cards]}
+        rewards, cards = [asdict(reward) for reward in self.rewards], [_entry(card) for card in self.cards]
+        return {"beside": self.beside, "rewards": rewards, "cards": cards}
 
 
-def prompt_gallery(run: RunData, folder: Path, colours: Mapping[str, str], remarks: list[str]) -> PromptGallery | None:
-    """Of the evaluation in ``folder``; None where the run was not evaluated."""
+def prompt_gallery(
+    run: RunData, page_folder: Path, colours: Mapping[str, str], remarks: list[str]
+) -> PromptGallery | None:
+    """None where the run was not evaluated."""
+    folder = RunFolder(run.folder).evaluation
     scores = run.evaluation
     if scores is None:
         return None
@@ -78,33 +86,34 @@ def prompt_gallery(run: RunData, folder: Path, colours: Mapping[str, str], remar
     text = sum(len(json.dumps(card.prompt)) + 300 * len(card.pictures) for card in cards)
     own: list[str] = []
     room = Gallery(own, left=max(0, BUDGET - text))
-    shown = shown_cards(cards, room, _fitting_width(cards, room.left))
+    shown = shown_cards(cards, room, *_fitting_size(cards, room.left))
     remarks += own[:MOST_REMARKS]
     if len(own) > MOST_REMARKS:
         remarks.append(f"{count_of(len(own) - MOST_REMARKS, 'more picture')} could not be shown.")
     count = f"{len(shown)} of {count_of(scores.prompts, 'prompt')}"
     missing = "" if scores.keeps_every_prompt else evaluate_command(run, save_images=True)
-    return PromptGallery(_rewards(scores, cards, colours), shown, count, missing)
+    beside = os.path.relpath(folder / IMAGES, page_folder).replace(os.sep, "/")
+    return PromptGallery(_rewards(scores, cards, colours), shown, count, missing, beside)
 
 
 def evaluate_command(run: RunData, *, save_images: bool) -> str:
     return f"marble evaluate {shlex.quote(str(run.folder))}{' --save-images' if save_images else ''}"
 
 
-def _fitting_width(cards: Sequence[Card[Path]], room: int) -> int:
+def _fitting_size(cards: Sequence[Card[Path]], room: int) -> tuple[int, int]:
     files = [picture.image for card in cards for picture in card.pictures]
     measured = files[:: max(1, len(files) // MEASURED)]
-    for width in WIDTHS:
-        sizes = [size for file in measured if (size := _size(file, width)) is not None]
+    for width, quality in SIZES:
+        sizes = [size for file in measured if (size := _bytes(file, width, quality)) is not None]
         if not sizes or MARGIN * statistics.fmean(sizes) * len(files) <= room:
-            return width
-    return WIDTHS[-1]
+            return width, quality
+    return SIZES[-1]
 
 
-def _size(file: Path, width: int) -> int | None:
+def _bytes(file: Path, width: int, quality: int) -> int | None:
     """In the page; None where the file cannot be read, which `Gallery.open` remarks on."""
     try:
-        return len(inlined_file(file, width).address)
+        return len(inlined_file(file, width, quality).address)
     except Exception:
         return None
 

@@ -28,7 +28,6 @@ from marble_rl.report.speed import speed, total_seconds
 from marble_rl.report.tables import evaluation_rows
 from marble_rl.report.verdicts import Verdict, verdicts
 from marble_rl.report.wording import counted, duration, listed, number
-from marble_rl.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,14 @@ class Status:
     text: str
 
 
-def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | None = None) -> str:
-    """The HTML. ``refresh_seconds`` makes it load itself again, for a run that goes on."""
+def run_page(
+    run: RunData, *, folder: Path | None = None, refresh_seconds: int | None = None, now: float | None = None
+) -> str:
+    """The HTML. ``folder``: where its file will be, by default that of the run. ``refresh_seconds`` makes it load
+    itself again, for a run that goes on."""
     remarks = list(run.remarks)
     colours = sections.colours(run)
-    gallery = prompt_gallery(run, RunFolder(run.folder).evaluation, colours, remarks)
+    gallery = prompt_gallery(run, folder or run.folder, colours, remarks)
     judged = verdicts(run)
     guarded = floors(run)
     now = time.time() if now is None else now

@@ -24,6 +24,8 @@ BUDGET = 2_000_000
 """Bytes of all pictures, encoded."""
 WIDEST, STRIP = 320, 832
 """Largest width in pixels of one picture, and of a row of them."""
+QUALITY = 82
+"""Of WebP; 100 is the best"""
 MOST_STEPS = 6
 MOST_CACHED = 16_384
 """Pictures in memory, a few kilobytes each."""
@@ -62,9 +64,9 @@ class Gallery:
             return None
         return self._taken(_inlined(image, widest))
 
-    def open(self, file: Path, widest: int) -> Inlined | None:
+    def open(self, file: Path, widest: int, quality: int = QUALITY) -> Inlined | None:
         """A picture file, or three stills of an animation; None, with a remark, where it cannot be read."""
-        return None if self._full else self.read(file, lambda: self._taken(inlined_file(file, widest)))
+        return None if self._full else self.read(file, lambda: self._taken(inlined_file(file, widest, quality)))
 
     def _taken(self, picture: Inlined) -> Inlined | None:
         if len(picture.address) > self.left:
@@ -93,25 +95,25 @@ def _opened(file: Path) -> Iterator[Image.Image]:
             yield image
 
 
-def inlined_file(file: Path, widest: int) -> Inlined:
+def inlined_file(file: Path, widest: int, quality: int = QUALITY) -> Inlined:
     """Made once: a watched page is built again and again from hundreds of files that stay the same."""
-    return _inlined_state(file, file.stat().st_mtime_ns, widest)
+    return _inlined_state(file, file.stat().st_mtime_ns, widest, quality)
 
 
 @functools.lru_cache(maxsize=MOST_CACHED)
-def _inlined_state(file: Path, modified: int, widest: int) -> Inlined:
+def _inlined_state(file: Path, modified: int, widest: int, quality: int) -> Inlined:
     with _opened(file) as image:
         stills = _stills(image)
-        if image.format == "WEBP" and stills.size == image.size and image.width <= widest:
+        if image.format == "WEBP" and stills.size == image.size and image.width <= widest and quality >= QUALITY:
             return _webp(file.read_bytes(), stills, file.name)  # compressed once is enough
-    return _inlined(stills, widest, file.name)
+    return _inlined(stills, widest, quality, file.name)
 
 
-def _inlined(image: Image.Image, widest: int, name: str = "") -> Inlined:
+def _inlined(image: Image.Image, widest: int, quality: int = QUALITY, name: str = "") -> Inlined:
     if image.width > widest:
         image = image.resize((widest, max(1, round(image.height * widest / image.width))), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, "WEBP", quality=82, method=4)
+    image.convert("RGB").save(buffer, "WEBP", quality=quality, method=4)
     return _webp(buffer.getvalue(), image, name)
 
 
@@ -131,11 +133,13 @@ def _stills(image: Image.Image) -> Image.Image:
     return strip
 
 
-def shown_cards(cards: Sequence[Card[Path]], gallery: Gallery, widest: int = WIDEST) -> list[Card[Inlined]]:
+def shown_cards(
+    cards: Sequence[Card[Path]], gallery: Gallery, widest: int = WIDEST, quality: int = QUALITY
+) -> list[Card[Inlined]]:
     """The same cards with their pictures in the page; one of which none could be opened is left out."""
     shown = []
     for card in cards:
-        opened = [(picture, gallery.open(picture.image, widest)) for picture in card.pictures]
+        opened = [(picture, gallery.open(picture.image, widest, quality)) for picture in card.pictures]
         pictures = tuple(Picture(p.label, image, p.scores, p.notes) for p, image in opened if image is not None)
         if pictures:
             shown.append(Card(card.prompt, pictures, card.source))

@@ -71,12 +71,12 @@ def _build(folder: Path, out: Path | None, refresh_seconds: int | None) -> tuple
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give a run, or what marble compare wrote")
     ages = False
+    file = out or folder / "report.html"
     if is_comparison(folder):
         page = comparison_page(folder, refresh_seconds=refresh_seconds)
     else:
         run = read_run(folder)
-        page, ages = run_page(run, refresh_seconds=refresh_seconds), not run.finished
-    file = out or folder / "report.html"
+        page, ages = run_page(run, folder=file.parent, refresh_seconds=refresh_seconds), not run.finished
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, page.encode("utf-8", errors="replace"))

@@ -2,7 +2,7 @@
 (() => {
   const holder = document.getElementById("gallery-data");
   if (!holder) return;
-  const { rewards, cards } = JSON.parse(holder.textContent);
+  const { beside, rewards, cards } = JSON.parse(holder.textContent);
   const section = document.getElementById("gallery");
   const find = (selector) => section.querySelector(selector);
   const [search, source, order, reward, count] =
@@ -112,7 +112,8 @@
     find("#zoom-prompt").textContent = card.prompt;
     find("#zoom .shots").replaceChildren(...card.pictures.map((picture) => {
       const large = figure(picture, card);
-      large.append(make("code", { className: "file" }, picture.image.file));
+      const { file } = picture.image;
+      large.append(make("a", { className: "file", href: `${beside}/${encodeURIComponent(file)}`, target: "_blank" }, file));
       return large;
     }));
     const scored = rewards.filter((r) => card.pictures.some((picture) => r.name in picture.scores));
