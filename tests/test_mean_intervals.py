@@ -85,3 +85,11 @@ def test_students_interval_is_scipys() -> None:
     low, high = stats.t.interval(LEVEL, 6, loc=values.mean(), scale=stats.sem(values))
     found = student_interval(values)
     assert (found.mean, found.low, found.high) == pytest.approx((values.mean(), low, high))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "sign"), [(0.0001, 0.3, 1), (-0.3, -0.0001, -1), (1e-9, 2e-9, 0), (-4e-5, -1e-5, 0), (0.0, 0.0, 0)]
+)
+def test_what_prints_as_zero_is_no_change(low: float, high: float, sign: int) -> None:
+    interval = Interval((low + high) / 2, low, high)
+    assert (interval.sign, interval.significant) == (sign, sign != 0)

@@ -83,3 +83,8 @@ def suggestion(name: str, names: Sequence[str]) -> str:
     """' Did you mean ...?' for the nearest of the valid names, or nothing."""
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def count_of(count: int, thing: str, things: str = "") -> str:
+    """How messages count: `1 image`, `2 images`, `3 refreshes`."""
+    return f"{count} {thing if count == 1 else things or f'{thing}s'}"

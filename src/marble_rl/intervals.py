@@ -18,6 +18,8 @@ RESAMPLES = 10_000
 LEVEL = 0.95
 FEWEST = 2
 """Values that an interval can be made from: one resampled is always itself, and would look certain."""
+DECIMALS = 4
+"""Of scores and their differences, in printed tables."""
 AT_ONCE = 1 << 20
 """Values drawn at a time: a few megabytes, however many prompts there are."""
 
@@ -40,9 +42,15 @@ class Interval:
         return (self.high - self.low) / 2
 
     @property
+    def sign(self) -> Literal[-1, 0, 1]:
+        """1 or -1 where zero lies below or above the interval, else 0. Its ends count as tables print them: a change
+        that reads `+0.0000 .. +0.0000` is none."""
+        return 1 if round(self.low, DECIMALS) > 0 else -1 if round(self.high, DECIMALS) < 0 else 0
+
+    @property
     def significant(self) -> bool:
         """Whether zero lies outside. Never for methods with one seed each: two trainings of one method differ, too."""
-        return self.over in (None, "seeds") and (self.low > 0 or self.high < 0)
+        return self.over in (None, "seeds") and self.sign != 0
 
     @model_serializer(mode="wrap")
     def _without_nulls(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -105,3 +105,11 @@ def test_what_is_wrong_with_scores_is_named(
         Scores.read(tmp_path / "scores.json")
     assert f"is not an evaluation that this version reads ({reason}" in str(caught.value)
     assert str(caught.value).endswith("Run marble evaluate again, or delete the file")
+
+
+def test_a_change_that_prints_as_zero_has_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    base = evaluation(same=[0.1, 0.2, 0.3], up=[0.1, 0.2, 0.3])
+    _, table, _ = compared(base, evaluation(same=[0.1 + 1e-9, 0.2 + 2e-9, 0.3 + 1e-9], up=[0.2, 0.3, 0.4]), capsys)
+    rows = {row.split()[0]: row.split() for row in table.splitlines() if row.split()[:1] in (["same"], ["up"])}
+    assert rows["same"][3:] == ["+0.0000", "+0.0000", "..", "+0.0000"]
+    assert rows["up"][-1] == "up"

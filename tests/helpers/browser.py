@@ -127,6 +127,21 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self.mouse(kind, place, button="left", clickCount=1)
 
+    def press(self, key: str) -> None:
+        """As on a keyboard: `Enter`, `Escape`, `ArrowRight`, or a character, into whatever has the focus."""
+        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
+        number = {"Enter": 13, "Escape": 27}.get(key, 0)  # without it the browser does not close a dialog
+        for kind in ("keyDown", "keyUp"):
+            typed = text if kind == "keyDown" else ""
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=typed, windowsVirtualKeyCode=number)
+
+    def choose(self, selector: str, value: str) -> None:
+        """An option of a menu, or the text of a field."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.run(
+            f"{element}.value = {json.dumps(value)}; {element}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+        )
+
     def screenshot(self, file: Path) -> None:
         """The whole page."""
         self.run("scrollTo({top: 0, behavior: 'instant'})")

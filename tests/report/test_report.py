@@ -77,7 +77,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
 class Page(HTMLParser):
     """Tags with their attributes, and the text between them."""
 
-    VOID = frozenset({"meta", "link", "img", "br"})
+    VOID = frozenset({"meta", "link", "img", "br", "input"})
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -131,19 +131,32 @@ def test_hostile_prompts_are_text_and_nothing_else(copy: Path) -> None:
     scripts = [attributes for attributes in page.of("script") if attributes.get("type") != "application/json"]
     assert len(scripts) == 1
     assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
-    shown = [prompt for prompt in HOSTILE if prompt in page.text]
-    assert set(HOSTILE[:2]) <= set(shown)
+    assert set(HOSTILE[:2]) <= {card["prompt"] for card in gallery_cards(run_page(read_run(copy)))}
     assert "{{ 7 * 7 }}" in page.text
 
 
+def gallery_cards(html: str) -> list[dict[str, Any]]:
+    """What the script of the page draws."""
+    found = re.search(r'id="gallery-data">(.*?)</script>', html, re.DOTALL)
+    assert found
+    cards: list[dict[str, Any]] = json.loads(found[1])["cards"]
+    return cards
+
+
 def test_every_picture_has_its_prompt(copy: Path) -> None:
-    page = page_of(copy)
+    """Rows of training samples, and six prompts before and after."""
+    html = run_page(read_run(copy))
     prompts = [*HOSTILE, "a red cup", "a blue cup"]
-    pictures = page.of("img")
-    assert len(pictures) >= 2 * 6  # six prompts before and after, and rows of training samples
+    pictures = Page(html).of("img")
+    assert len(pictures) >= 4
     for picture in pictures:
         assert str(picture["src"]).startswith("data:image/webp;base64,")
         assert any(prompt in str(picture["alt"]) for prompt in prompts)
+    cards = gallery_cards(html)
+    assert [card["prompt"] for card in cards] == [*HOSTILE[:4], *prompts[-2:]]
+    for card in cards:
+        assert [picture["label"] for picture in card["pictures"]] == ["base", "ema"]
+        assert all(picture["image"]["address"].startswith("data:image/webp;base64,") for picture in card["pictures"])
 
 
 def test_a_lone_surrogate_does_not_stop_the_page(copy: Path) -> None:
@@ -197,12 +210,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no samples": (lambda run: shutil.rmtree(run / "samples"), "Before and after"),
     "no metrics": (lambda run: (run / "metrics.jsonl").unlink(), "There is no metrics.jsonl yet"),
     "empty metrics": (lambda run: (run / "metrics.jsonl").write_text(""), "No step was logged yet."),
-    "one step": (lambda run: edit_lines(run, lambda lines: lines[:1]), "1 of 8 steps are done"),
-    "two steps": (lambda run: edit_lines(run, lambda lines: lines[:2]), "2 of 8 steps are done"),
+    "one step": (lambda run: edit_lines(run, lambda lines: lines[:1]), "1 of 8 steps done"),
+    "two steps": (lambda run: edit_lines(run, lambda lines: lines[:2]), "2 of 8 steps done"),
     "cut short": (lambda run: edit_lines(run, lambda x: [*x[:-1], x[-1][:40]]), "1 of 8 lines of metrics.jsonl"),
     "not numbers": (
         lambda run: edit_lines(run, lambda x: [re.sub(r'"reward/small": [^,]*', '"reward/small": NaN', y) for y in x]),
-        "8 values in metrics.jsonl are not finite numbers",
+        "not finite numbers: 8 values in metrics.jsonl",
     ),
     "no rewards": (lambda run: edit_lines(run, without("reward/")), "Rewards during training"),
     "no times": (lambda run: edit_lines(run, without("time/")), "No times were logged."),
@@ -275,7 +288,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "values beyond numbers": (
         lambda run: edit_lines(run, lambda x: [*x[:-1], json.dumps({"step": 7, "reward/small": ENDLESS})]),
-        "1 values in metrics.jsonl are not finite numbers",
+        "not finite numbers: 1 value in metrics.jsonl",
     ),
     "a diagnosis beyond numbers": (
         lambda run: edit_diagnosis(run, lambda tree: tree["qp"].update(norm=[float("inf"), 0.5])),
@@ -304,7 +317,7 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(copy: Path, damage: str) 
 def test_a_line_without_a_step_is_left_out(copy: Path, step: object) -> None:
     edit_lines(copy, lambda lines: [*lines, json.dumps({"step": step, "reward/small": 1e9})])
     run = read_run(copy)
-    assert run.remarks == ["1 of 9 lines of metrics.jsonl could not be read and were left out."]
+    assert run.remarks == ["Left out, since not readable: 1 of 9 lines of metrics.jsonl."]
     assert len(run.lines) == 8
     assert "1 of 9 lines" in page_of(copy).text
 
@@ -324,7 +337,8 @@ def test_pictures_too_large_to_open_are_left_out(copy: Path, monkeypatch: pytest
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels // 2 - 1)
     page = page_of(copy)
     assert "step-0.png was left out: it has too many pixels to be opened here." in page.text
-    assert 0 < len(page.of("img")) < before
+    assert len(page.of("img")) < before
+    assert len(gallery_cards(run_page(read_run(copy)))) == 6
 
 
 def test_a_diagnosis_is_shown_with_whatever_directions_it_has(copy: Path) -> None:
@@ -385,7 +399,7 @@ def test_older_grids_have_their_prompts_written_in_them(copy: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, copy: Path) -> None:
-    for target, reason in ((tmp_path / "none", "is not a folder"), (tmp_path, "has no config.json")):
+    for target, reason in ((tmp_path / "none", "there is no run yet"), (tmp_path, "has no config.json")):
         outcome = marble("report", target)
         assert outcome.code == 2
         assert reason in outcome.err
@@ -409,12 +423,10 @@ def test_a_run_that_goes_on_is_told_from_one_that_stopped(copy: Path) -> None:
     edit_lines(copy, lambda lines: lines[:5])
     much_later = time.time() + 7200
     with RunFolder(copy)._locked():
-        assert "5 of 8 steps are done, about" in Page(run_page(read_run(copy), now=much_later)).text, (
-            "a long evaluation"
-        )
-    assert "5 of 8 steps are done; the last was logged" in page_of(copy).text
+        assert "5 of 8 steps done, about" in Page(run_page(read_run(copy), now=much_later)).text, "a long evaluation"
+    assert "5 of 8 steps done; the last was logged" in page_of(copy).text
     (copy / ".lock").unlink()  # of another machine, or an older version: its age alone tells
-    assert "5 of 8 steps are done, about" in page_of(copy).text
+    assert "5 of 8 steps done, about" in page_of(copy).text
     assert "the last was logged 2 h 0 min ago" in Page(run_page(read_run(copy), now=much_later)).text
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from marble_rl.errors import InputError, require_name
+from marble_rl.errors import InputError, count_of, require_name
 from marble_rl.intervals import Interval
 from tools.tunnel.results import ALONE, Job, Results, rows
 from tools.tunnel.rules import section_of
@@ -43,7 +43,7 @@ def show(
     results: Results, rules: list[str], regimes: list[str], seeds: list[int], against: str, console: Console
 ) -> None:
     for name in regimes:
-        table = Table(title=f"{name}: {REGIMES[name].about} ({len(seeds)} seeds)", title_justify="left")
+        table = Table(title=f"{name}: {REGIMES[name].about} ({count_of(len(seeds), 'seed')})", title_justify="left")
         for column in ("rule", "worst share", f"minus that of {against}", "mean share", "shares", "length"):
             table.add_column(column)
         for row in rows(results, name, rules, seeds):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marble_rl.cli.shared import AsJson, ConfigPath, Overrides, print_json, quiet_libraries
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, count_of
 
 if TYPE_CHECKING:
     from marble_rl.config.run import RunConfig
@@ -86,7 +86,7 @@ def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJso
         sources = ", ".join(f"{name} ({count})" for name, count in sizes.items())
         typer.echo(
             f"{config}: ok. {run.balance.type} on {', '.join(run.trained_rewards)}; prompts: {sources}; "
-            f"{images} images a rollout, {run.trainer.steps} steps"
+            f"{count_of(images, 'image')} a rollout, {count_of(run.trainer.steps, 'step')}"
         )
         for remark in inputs.remarks:
             typer.echo(f"warning: {remark}")

@@ -193,6 +193,11 @@ def report(
         return
     (target,) = targets
     if watch:
-        watch_report(target, out, lambda file: typer.echo(f"wrote {file}; Ctrl-C ends"))
+        watch_report(
+            target,
+            out,
+            on_built=lambda file: typer.echo(f"wrote {file}; Ctrl-C ends"),
+            on_waiting=lambda: typer.echo(f"waiting for {target}: nothing to report on there yet; Ctrl-C ends"),
+        )
     else:
         typer.echo(f"wrote {write_report(target, out)}")

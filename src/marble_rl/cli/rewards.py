@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marble_rl.cli.shared import AsJson, ConfigPath, Device, Overrides, print_json, quiet_libraries, serve_extra
+from marble_rl.errors import count_of
 
 if TYPE_CHECKING:
     from marble_rl.config.run import RunConfig
@@ -76,7 +77,7 @@ def rewards_check(
         print_checks(checks, {name: scorer[name].traits for name in scorer.names}, Console())
     failed = [check.name for check in checks if check.error is not None]
     if failed:
-        raise ChecksFailed(f"{len(failed)} of {len(checks)} rewards failed: {', '.join(failed)}")
+        raise ChecksFailed(f"{len(failed)} of {count_of(len(checks), 'reward')} failed: {', '.join(failed)}")
 
 
 @app.command("serve", epilog="Example: marble rewards serve configs/mini.yaml --only pickscore --only hpsv2")

@@ -9,6 +9,7 @@ import typer
 
 from marble_rl.cli.shared import AsJson, ConfigPath, Overrides, print_json, quiet_libraries
 from marble_rl.distributed.world import join
+from marble_rl.errors import count_of
 
 if TYPE_CHECKING:
     from marble_rl.runs.folder import StartMode
@@ -58,7 +59,7 @@ def train(
     else:
         print_summary(Console(), RunFolder(result.out).metrics, run.trained_rewards)
         typer.echo(
-            f"\nDone: {result.steps} steps. LoRA for plain diffusers: {result.lora}\n\n"
+            f"\nDone: {count_of(result.steps, 'step')}. LoRA for plain diffusers: {result.lora}\n\n"
             f"  marble sample {result.out} --prompt 'a prompt'\n"
             f"  marble evaluate {result.out}\n"
             f"  marble report {result.out}\n"

@@ -18,11 +18,14 @@ Target = Annotated[str, typer.Argument(metavar="RUN|LORA|MODEL", help="Run, expo
 BaseModel = Annotated[str | None, typer.Option(help="Base model of a LoRA that does not name it.")]
 Side = Annotated[int | None, typer.Option(min=8, help="Default: the run's, or the model's.")]
 SampledWeights = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
-        help="Of a run: ema (the default), default (as trained last), old (sampling policy) or base. "
+        help="May be repeated. Of a run: ema (the default), default (as trained last), old (sampling policy) or base. "
         "Of a LoRA: given (the default) or base."
     ),
+]
+SaveImages = Annotated[
+    bool, typer.Option("--save-images", help="Keep a picture of every prompt, for the gallery of marble report.")
 ]
 LARGEST_SEED = 2**63 - 1
 """torch accepts seeds up to twice that, so seed + i stays valid."""
@@ -30,12 +33,18 @@ LARGEST_SEED = 2**63 - 1
 
 def sample(
     target: Target,
-    prompt: Annotated[str, typer.Option(help="What to draw.")],
+    prompt: Annotated[str | None, typer.Option(help="What to draw. This or --prompts.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File of prompts, one a line (docs/prompts.md).")
+    ] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Also write grid.png: a row per prompt, a column per --weights.")
+    ] = False,
     out: Annotated[
         Path,
         typer.Option(help="Folder for PNG files, or WebP for videos. Existing files are kept; new ones get a number."),
     ] = Path("samples"),
-    images: Annotated[int, typer.Option(min=1, help="How many; image i uses seed + i.")] = 1,
+    images: Annotated[int, typer.Option(min=1, help="How many of each prompt; image i uses seed + i.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the first image.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Sampling steps. Default: the run's, or 40.")] = None,
     solver: Annotated[
@@ -51,36 +60,23 @@ def sample(
 ) -> None:
     """Sample images. The same arguments give the same images.
 
+    Prompts from a file, base model against trained one: --prompts FILE --weights base --weights ema --grid.
+
     With --solver euler they equal those of plain diffusers, called as in the export's README.md (Wan: similar, not
     equal).
     """
-    _check_prompt(prompt)
+    texts = _sampled_prompts(prompt, prompts)
     quiet_libraries()
-    from marble_rl.config.run import EvaluationConfig
-    from marble_rl.inference.opening import choose_weights, chosen_step, open_target, sample_images
-    from marble_rl.rollout.settings import RolloutConfig
-    from marble_rl.runs.images import save_sample
+    from marble_rl.inference.opening import choose_weights, chosen_step, open_target
+    from marble_rl.inference.sampling import Sampling, save_samples
     from marble_rl.storage import output_folder
 
-    chosen = choose_weights(target, weights)
+    chosen = [choose_weights(target, name) for name in dict.fromkeys(weights or [])] or [choose_weights(target)]
     with output_folder(out):
         opened = open_target(target, model_path=model, step=chosen_step(target, checkpoint), device=device)
-        defaults = opened.config.evaluation if opened.config else EvaluationConfig()
-        size = opened.config.rollout if opened.config else RolloutConfig()
-        with opened.acting_as(chosen):
-            pictures = sample_images(
-                opened,
-                prompt,
-                seed=seed,
-                images=images,
-                steps=steps or defaults.steps,
-                solver=solver or defaults.solver,
-                height=height or size.height,
-                width=width or size.width,
-                frames=frames or size.frames,
-            )
-            for i, picture in enumerate(pictures):
-                typer.echo(save_sample(picture, out / f"seed-{seed + i}", "sample again"))
+        how = Sampling(seed, images, steps, solver, height, width, frames)
+        for file in save_samples(opened, texts, chosen, how, out, numbered=prompts is not None, grid=grid):
+            typer.echo(file)
 
 
 def evaluate(
@@ -101,6 +97,7 @@ def evaluate(
     images: Annotated[int | None, typer.Option(min=1, help="Images per prompt.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the evaluation.")] = None,
     checkpoint: CheckpointName = None,
+    save_images: SaveImages = False,
     out: Annotated[Path | None, typer.Option(help="Folder for scores and grids. Default: RUN/evaluation.")] = None,
     model: BaseModel = None,
     device: Annotated[
@@ -133,6 +130,7 @@ def evaluate(
             device=device or ("auto" if is_run else settings.model.device),
             out=folder,
             world=world,
+            save_images=save_images,
         )
     if not world.first:
         return
@@ -185,11 +183,20 @@ def export(
     typer.echo(f"wrote {out}; open it with {opener}({str(out)!r})")
 
 
-def _check_prompt(prompt: str) -> None:
+def _sampled_prompts(prompt: str | None, file: Path | None) -> list[str]:
+    """The text of --prompt, or those in the file of --prompts."""
+    from marble_rl.prompts import read_prompt_file
+
+    if file is not None and prompt is None:
+        return [read.text for read in read_prompt_file(file).prompts]
+    if prompt is None or file is not None:
+        given = "neither" if prompt is None else "both"
+        raise InputError(f"--prompt, --prompts: {given} given; give one of them, --prompt TEXT or --prompts FILE")
     try:
         prompt.encode()
     except UnicodeEncodeError:
         raise InputError(f"--prompt: {prompt!r} has bytes that are not UTF-8; give it in that encoding") from None
+    return [prompt]
 
 
 def _evaluation_settings(target: str, config: Path | None, changes: list[str]) -> RunConfig:

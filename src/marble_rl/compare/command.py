@@ -18,7 +18,7 @@ from marble_rl.compare.table import Comparison, compare_results
 from marble_rl.compare.writing import print_table, write_table
 from marble_rl.config import RunConfig
 from marble_rl.distributed.interrupts import Interrupts
-from marble_rl.errors import InputError, MarbleError, suggestion
+from marble_rl.errors import InputError, MarbleError, count_of, suggestion
 
 
 class JobsFailed(MarbleError):
@@ -61,7 +61,7 @@ def run_comparison(
         done = len(jobs) - len(left)
         if left:
             workers = min(at_once or _default_jobs(jobs[0]), len(left))
-            say(f"{len(jobs)} jobs in {out / JOBS}: {done} done, {len(left)} to run, {workers} at a time")
+            say(f"{count_of(len(jobs), 'job')} in {out / JOBS}: {done} done, {len(left)} to run, {workers} at a time")
             with Interrupts(say, "stopping all jobs; they finish a step and save") as interrupts:
                 with JobsDisplay(console, len(jobs), done) as display:
                     run_jobs(left, workers, display, interrupts, lock, on_result=table_so_far)

@@ -20,6 +20,7 @@ import numpy as np
 from marble_rl.compare.figures import Figures
 from marble_rl.compare.job_result import JobResult
 from marble_rl.compare.statistics import Array, over_prompts, over_seeds, prompt_means, resampled_means
+from marble_rl.errors import count_of
 from marble_rl.intervals import LEVEL, RESAMPLES, Interval
 
 WORST, MEAN = "worst share", "mean share"
@@ -153,7 +154,7 @@ class Shares:
         gains = np.array([(prompt_means(ours) - prompt_means(base))[column] for ours, base in scored])
         gains = gains[np.isfinite(gains)]
         if len(gains) < LEAST_SEEDS:
-            return f"{name} and {BASE} have {len(gains)} seed{'' if len(gains) == 1 else 's'} in common, expected two"
+            return f"{name} and {BASE} have {count_of(len(gains), 'seed')} in common, expected two"
         interval = over_seeds(gains)
         if interval.low <= 0:
             ends = f"{interval.mean:+.3g}, 95 % interval {interval.low:+.3g} to {interval.high:+.3g}"

@@ -19,6 +19,7 @@ from marble_rl.compare.picture import draw
 from marble_rl.compare.shares import BASE, MEAN, WORST
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import COMPARISON, Comparison, Row
+from marble_rl.errors import count_of
 from marble_rl.intervals import Interval
 from marble_rl.storage import storage_errors, write_bytes
 
@@ -112,12 +113,14 @@ def notes(comparison: Comparison) -> list[str]:
     """How to read the table, and what is wrong with it."""
     shown = [i for row in comparison.rows for i in (*row.figures.values(), *row.differences.values())]
     lines = [
-        f"{comparison.prompts} {comparison.prompts_are} prompts x {comparison.images_per_prompt} images; "
+        f"{count_of(comparison.prompts, f'{comparison.prompts_are} prompt')} x "
+        f"{count_of(comparison.images_per_prompt, 'image')}; "
         "mean over n seeds ± half the 95 % interval (Student's t over seeds)"
     ]
     budgets = {(row.steps, row.images_per_step) for row in comparison.rows if row.train_seconds}
     if len(budgets) == 1:
-        lines.append("every training: {} steps of {} images".format(*budgets.pop()))
+        ((steps, images),) = budgets
+        lines.append(f"every training: {count_of(steps, 'step')} of {count_of(images, 'image')}")
     if any(interval.over == "prompts" for interval in shown):
         lines.append(
             "† one seed only: bootstrap over its prompts, which leaves out how much another training would differ; "

@@ -168,7 +168,7 @@ def check_world(world: World, groups: int, updates: int) -> None:
     if world.size > each:
         raise InputError(
             f"rollout.groups: {groups} groups in rollout.updates: {updates} are {each} an update, too few for "
-            f"{world.size} ranks: each trains on whole groups. Start no more than {each} ranks, raise "
+            f"{world.size} ranks: each trains on whole groups. Start at most {each}, raise "
             "rollout.groups or lower rollout.updates"
         )
 

@@ -19,9 +19,20 @@ from marble_rl.prompts import PromptSet
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rollout.rollout import Sampled, try_sample
 from marble_rl.rollout.settings import RolloutConfig
+from marble_rl.runs.images import webp
 from marble_rl.runs.scores import ImageScores, WeightsScores
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Prompt, RewardTable
+
+
+@dataclass(frozen=True)
+class KeptImage:
+    """An image that is shown to people."""
+
+    data: bytes
+    """WebP, of a video an animated one: pixels of all images of a benchmark do not fit into memory"""
+    notes: Mapping[str, str]
+    """By reward, what it noted on the image"""
 
 
 @dataclass(frozen=True)
@@ -32,8 +43,8 @@ class Evaluation:
     images_per_prompt: int
     table: RewardTable
     """[N, K] with N = len(prompts) * images_per_prompt"""
-    pictures: Mapping[int, Tensor] = field(default_factory=dict)
-    """By row, those asked for: [H, W, 3] uint8, videos [F, H, W, 3]; the first rank has those of all ranks"""
+    pictures: Mapping[int, KeptImage] = field(default_factory=dict)
+    """By row, those asked for; the first rank has those of all ranks"""
 
     @property
     def means(self) -> dict[str, float]:
@@ -101,7 +112,7 @@ def evaluate(
         conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
         return try_sample(model, noise, conditioning, sigmas, config.solver)
 
-    kept: dict[int, Tensor] = {}
+    kept: dict[int, bytes] = {}
     failure = world.deferring(RunStopped)
     with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
         for place, batch in zip(share, own, strict=True):
@@ -112,15 +123,17 @@ def evaluate(
                 sampled.raise_failure()
                 shown = sampled.images[: len(batch)]
                 rows = enumerate(shown, place * config.batch_size)
-                kept |= {row: image.clone() for row, image in rows if row in wanted}  # a view would keep its batch
+                kept |= {row: webp(image) for row, image in rows if row in wanted}
                 scoring.add(shown)
                 on_images(len(batch))
         if world.lockstep and len(own) < len(batches) / world.size:
             sample_batch(batches[0])  # the shares of other ranks are one batch longer: make as many passes as they do
         failure.raise_held()
         scores = scoring.finish()
+    first_row = share.start * config.batch_size
+    noted = {row: KeptImage(data, scoring.notes(row - first_row)) for row, data in kept.items()}
     table = _joined(world.gather(scores))
-    gathered = world.gather_first(kept) if wanted else []
+    gathered = world.gather_first(noted) if wanted else []
     shown_rows = {row: image for part in gathered for row, image in part.items()}
     return Evaluation(chosen, config.images_per_prompt, table, shown_rows)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,13 +17,13 @@ from torch import Tensor
 
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World, check_same_rewards
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, count_of
 from marble_rl.evaluation.evaluate import Evaluation, evaluate, evaluated_prompts
 from marble_rl.inference.opening import Opened, Weights, model_config, open_target
 from marble_rl.intervals import FEWEST, Interval, paired_difference
 from marble_rl.models.base import PromptCache
 from marble_rl.prompts import PromptSet, read_prompt_file
-from marble_rl.runs.images import Card, Picture, comparison, save_image, save_webp
+from marble_rl.runs.images import Card, Picture, comparison, save_file, save_image, webp_pixels
 from marble_rl.runs.inputs import RunInputs, check_inputs, check_prompts
 from marble_rl.runs.scores import IMAGES, SCORES, KeptPicture, Scores
 from marble_rl.storage import output_folder, storage_errors
@@ -30,7 +32,10 @@ from marble_rl.types import Prompt
 GRID_PROMPTS = 4
 """Of each prompt source, evenly spaced."""
 SUFFIX = ".webp"
-"""Of the pictures of the grid, each a file."""
+"""Of the pictures that are kept, each a file."""
+DIGITS = 12
+OWN_NAME = re.compile(rf"\d+-[a-z]+-[0-9a-f]{{{DIGITS}}}{re.escape(SUFFIX)}")
+"""Row, weights and digest of a picture."""
 AGAIN = "evaluate again"
 """What helps where a file could not be written."""
 LINES = 10
@@ -81,7 +86,7 @@ def print_scores(scores: Scores, out: Path) -> None:
     """The table of means, with differences where several sets of weights were evaluated."""
     compared = len(scores.weights) > 1
     each = len(scores.images) // scores.prompts
-    table = Table(title=f"{scores.prompts} prompts x {each} images", box=SIMPLE_HEAD)
+    table = Table(title=f"{count_of(scores.prompts, 'prompt')} x {count_of(each, 'image')}", box=SIMPLE_HEAD)
     table.add_column("reward")
     for name in scores.weights:
         table.add_column(name, justify="right")
@@ -109,7 +114,7 @@ def print_scores(scores: Scores, out: Path) -> None:
 def _difference_cells(before: float | None, after: float | None, difference: Interval | None) -> list[str]:
     """Difference, interval and verdict, as far as they are known."""
     if difference is not None:
-        verdict = "" if not difference.significant else "[green]up" if difference.mean > 0 else "[red]down"
+        verdict = "" if not difference.significant else "[green]up" if difference.sign > 0 else "[red]down"
         return [f"{difference.mean:+.4f}", f"{difference.low:+.4f} .. {difference.high:+.4f}", verdict]
     return ["" if before is None or after is None else f"{after - before:+.4f}", "", ""]
 
@@ -125,21 +130,24 @@ def evaluate_target(
     device: str,
     out: Path,
     world: World,
+    save_images: bool = False,
 ) -> Scores:
     """Evaluate each of the weights; the first rank writes scores.json, a grid with one column per weights, and its
-    pictures."""
+    pictures; with ``save_images`` those of all prompts."""
     model = model_config(target, model_path, settings.model)
     inputs = check_inputs(settings.model_copy(update={"model": model.model_copy(update={"device": device})}))
     prompts = inputs.heldout
     if prompts_file is not None:
         prompts = read_prompt_file(prompts_file)
         check_prompts(prompts, inputs.scorer)
-    columns = _shown_prompts(evaluated_prompts(prompts, settings.evaluation))
+    evaluated = evaluated_prompts(prompts, settings.evaluation)
+    columns = _shown_prompts(evaluated)
+    kept = range(len(evaluated)) if save_images else [i for column in columns for i in column]
     with output_folder(out) if world.first else nullcontext():
         own_device = str(world.pick_device(device, "--device"))
         opened = open_target(target, model_path=model_path, step=step, device=own_device, settings=model)
         opened.check_weights(weights)
-        results = _evaluations(opened, weights, settings, inputs, prompts, columns, world)
+        results = _evaluations(opened, weights, settings, inputs, prompts, kept, world)
         held_out = frozenset(reward.name for reward in settings.rewards if reward.held_out)
         if not world.first:
             return score_record(results, opened.step, held_out, settings=settings)
@@ -152,10 +160,10 @@ def _evaluations(
     settings: RunConfig,
     inputs: RunInputs,
     prompts: PromptSet,
-    columns: Sequence[Sequence[int]],
+    kept: Sequence[int],
     world: World,
 ) -> dict[str, Evaluation]:
-    """By name of the weights, with the pictures of the prompts in ``columns``."""
+    """By name of the weights, with the first picture of each of the prompts in ``kept``."""
     console = Console(stderr=True, quiet=not world.first)
     for remark in inputs.scorer.load(opened.model.device):
         console.print(remark, markup=False, soft_wrap=True)
@@ -177,7 +185,7 @@ def _evaluations(
                     settings.rollout,
                     on_images=_progress_counter(progress, role, images, world.size),
                     world=world,
-                    pictures=[i * each for column in columns for i in column],
+                    pictures=[i * each for i in kept],
                 )
     return results
 
@@ -194,7 +202,9 @@ def _progress_counter(progress: Progress, role: str, images: int, ranks: int) ->
         tenths = min(LINES, LINES * own * ranks // images)  # shares are whole batches, so not quite equal
         if tenths > printed and not progress.console.is_terminal:
             printed = tenths
-            progress.console.print(f"evaluating {role}: {100 * tenths // LINES} % of {images} images", markup=False)
+            progress.console.print(
+                f"evaluating {role}: {100 * tenths // LINES} % of {count_of(images, 'image')}", markup=False
+            )
 
     return on_images
 
@@ -218,13 +228,13 @@ def _write(
 ) -> Scores:
     """Write all files, in place of those of an earlier evaluation; scores.json after the pictures that it lists."""
     before = _listed_pictures(out)
-    pictures = _save_pictures(results, [i for column in columns for i in column], out)
+    pictures = _save_pictures(results, out)
     cards = [[_card(results, i) for i in column] for column in columns]
     save_image(comparison(cards), out / "grid.png", AGAIN)
     scores = score_record(results, step, held_out, pictures, settings)
     with storage_errors(str(out), AGAIN):
         scores.write(out / SCORES)
-        for old in before - _listed_pictures(out):
+        for old in (before | _own_pictures(out)) - _listed_pictures(out):
             old.unlink(missing_ok=True)
     return scores
 
@@ -239,21 +249,30 @@ def _listed_pictures(out: Path) -> set[Path]:
     return {out / IMAGES / file.name for file in files if file.suffix == SUFFIX}  # whatever folder it names
 
 
-def _save_pictures(results: dict[str, Evaluation], prompts: Sequence[int], out: Path) -> list[KeptPicture]:
-    """Write the first image of each prompt under each weights to images/."""
+def _own_pictures(out: Path) -> set[Path]:
+    """Also those of an evaluation that was killed before its scores were written."""
+    return {file for file in (out / IMAGES).glob(f"*{SUFFIX}") if OWN_NAME.fullmatch(file.name)}
+
+
+def _save_pictures(results: dict[str, Evaluation], out: Path) -> list[KeptPicture]:
+    """Write the pictures that were kept under each weights to images/. A name holds a digest of its picture, so that
+    the scores of one evaluation never list a picture of another."""
     pictures = []
-    for row in (i * next(iter(results.values())).images_per_prompt for i in prompts):
-        files = {name: f"{IMAGES}/{row}-{name}{SUFFIX}" for name in results}
-        for name, result in results.items():
-            save_webp(result.pictures[row], out / files[name], AGAIN)
-        pictures.append(KeptPicture(row, files))
+    for row in sorted(next(iter(results.values())).pictures):
+        kept = {name: result.pictures[row] for name, result in results.items()}
+        digests = {name: hashlib.sha256(image.data).hexdigest()[:DIGITS] for name, image in kept.items()}
+        files = {name: f"{IMAGES}/{row}-{name}-{digest}{SUFFIX}" for name, digest in digests.items()}
+        for name, image in kept.items():
+            save_file(image.data, out / files[name], AGAIN)
+        notes = {name: dict(image.notes) for name, image in kept.items() if image.notes}
+        pictures.append(KeptPicture(row, files, notes))
     return pictures
 
 
 def _card(results: dict[str, Evaluation], prompt: int) -> Card[Tensor]:
     first = next(iter(results.values()))
-    rows = {name: prompt * result.images_per_prompt for name, result in results.items()}
+    row = prompt * first.images_per_prompt
     pictures = tuple(
-        Picture(name, result.pictures[rows[name]], result.scores(rows[name])) for name, result in results.items()
+        Picture(name, webp_pixels(result.pictures[row].data), result.scores(row)) for name, result in results.items()
     )
     return Card(first.prompts[prompt].text, pictures)

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from marble_rl.config import RunConfig
+from marble_rl.errors import count_of
 from marble_rl.mini import embedded
 from marble_rl.models import PIPELINE
 from marble_rl.models.base import DiffusionModel
@@ -49,9 +50,9 @@ def model_card(
     name = Path(config.model.path).name
     sections = [
         _front_matter(model, config, merged),
-        f"# {name}, fine-tuned on {len(config.trained_rewards)} rewards",
+        f"# {name}, fine-tuned on {count_of(len(config.trained_rewards), 'reward')}",
         f"{'The whole pipeline' if merged else f'A LoRA for {name}'}, trained with marble "
-        f"(`balance: {config.balance.type}`, {step} steps, {weights} weights).",
+        f"(`balance: {config.balance.type}`, {count_of(step or 0, 'step')}, {weights} weights).",
         *([f"![before and after, same prompts and seeds]({picture})"] if picture else []),
         "## Use",
         "Call it as it was trained, without classifier-free guidance:",
@@ -128,7 +129,7 @@ def scores_table(scores: Scores, weights: str) -> str:
         difference = f"{after[name] - before[name]:+.4f}" if name in before and name in after else ""
         means = [f"{of[name]:.4f}" if name in of else "" for of in (before, after)]
         rows.append(f"| {name}{mark} | {means[0]} | {means[1]} | {difference} | {interval} |")
-    count = f"{len(scores.images)} samples of {scores.prompts} prompts"
+    count = f"{count_of(len(scores.images), 'sample')} of {count_of(scores.prompts, 'prompt')}"
     rows += ["", f"Mean over {count}, with the same seeds before and after."]
     rows += ["", "\\* evaluation-only: never trained on"] if scores.held_out_rewards else []
     return "\n".join(rows)
@@ -137,13 +138,13 @@ def scores_table(scores: Scores, weights: str) -> str:
 def _training(config: RunConfig) -> str:
     rollout, size = config.rollout, [config.rollout.width, config.rollout.height]
     shape = f", {size[0]} x {size[1]} pixels" if None not in size else ""
-    shape += f", {rollout.frames} frames" if rollout.frames else ""
+    shape += f", {count_of(rollout.frames, 'frame')}" if rollout.frames else ""
     started = f", started from {config.lora.init.name}" if config.lora.init else ""
     return "\n".join(
         [
             f"- LoRA of rank {config.lora.rank}, alpha {config.lora.alpha:g}{started}",
-            f"- {rollout.groups} prompts x {rollout.group_size} samples a rollout{shape}, "
-            f"{rollout.steps} sampling steps ({rollout.solver})",
+            f"- {count_of(rollout.groups, 'prompt')} x {rollout.group_size} samples a rollout{shape}, "
+            f"{count_of(rollout.steps, 'sampling step')} ({rollout.solver})",
             f"- AdamW, learning rate {config.optimizer.lr:g}, KL weight {config.loss.kl_weight:g}, "
             f"seed {config.trainer.seed}",
         ]
@@ -152,9 +153,9 @@ def _training(config: RunConfig) -> str:
 
 def _source(source: PromptSourceConfig) -> str:
     if source.generate is not None:
-        origin = f"{source.generate.count} generated prompts (`type: {source.generate.type}`)"
+        origin = f"{count_of(source.generate.count, 'generated prompt')} (`type: {source.generate.type}`)"
     elif source.file is not None:
         origin = f"`{source.file.name}`"
     else:
-        origin = f"{len(source.texts or [])} prompts of the config"
+        origin = f"{count_of(len(source.texts or []), 'prompt')} of the config"
     return f"{source.name}: {origin}, share {source.share:g}"

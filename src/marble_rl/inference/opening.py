@@ -285,16 +285,16 @@ def sample_images(
     height: int | None,
     width: int | None,
     frames: int | None = None,
-    cache: PromptCache | None = None,
+    prompt_cache: PromptCache | None = None,
 ) -> Iterator[Tensor]:
     """Yield one image [H, W, 3] uint8, or video [F, H, W, 3], after the other.
 
-    Image i starts from ``torch.Generator().manual_seed(seed + i)``, as diffusers does. ``cache``: where the model's
-    prompt embeddings are kept between calls.
+    Image i starts from ``torch.Generator().manual_seed(seed + i)``, as diffusers does. ``prompt_cache``: of a caller
+    that samples several prompts, or one several times.
     """
     model = opened.model
     shape = model.latent_shape(height, width, frames)
-    conditioning = (cache or PromptCache(model)).encode([prompt])
+    conditioning = (prompt_cache or PromptCache(model)).encode([prompt])
     for i in range(images):
         noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(seed + i))
         _, (picture,) = sample(model, noise, conditioning, model.sigmas(steps, shape), solver)

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import torch
 
 from marble_rl.distributed.world import World
-from marble_rl.errors import MarbleError
+from marble_rl.errors import MarbleError, count_of
 from marble_rl.memory.out_of_memory import is_out_of_memory
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class MicroBatch:
 
     @property
     def _new_size(self) -> str:
-        return f"{self.size} samples a training pass from here on (trainer.micro_batch: auto)"
+        return f"{count_of(self.size, 'sample')} a training pass from here on (trainer.micro_batch: auto)"
 
     def state_dict(self) -> dict[str, int]:
         """Empty if the config sets the size: such a run, resumed with `auto`, begins with 64."""

@@ -57,7 +57,7 @@ class PromptSet:
         for (name, prompts), count in zip(self.sources.items(), self.counts(groups), strict=True):
             if count == 0:
                 raise InputError(
-                    f"rollout.groups: {groups} groups leave none for the prompt source {name!r}; "
+                    f"rollout.groups: {groups} leaves none for the prompt source {name!r}; "
                     f"use at least {len(self.sources)} groups or raise its share"
                 )
             if count > len(prompts):

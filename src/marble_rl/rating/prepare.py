@@ -114,7 +114,7 @@ def _sampled(
     with opened.acting_as(choose_weights(model.target)):
         for i, j in places:
             seed = study.sampling.seed + i * study.images + j
-            (picture,) = sample_images(opened, study.prompts[i], seed=seed, images=1, cache=cache, **how)
+            (picture,) = sample_images(opened, study.prompts[i], seed=seed, images=1, prompt_cache=cache, **how)
             yield save_sample(picture, folder.stem(model.name, i, j), AGAIN)
 
 

@@ -13,7 +13,7 @@ from marble_rl.compare.shares import MEAN, WORST
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import COMPARISON, Comparison, Row
 from marble_rl.compare.writing import HARMONY, share_notes
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, count_of
 from marble_rl.report.charts import Chart, forest
 from marble_rl.report.jobs import curves, peak_memory, pictures, read_jobs, shown_methods
 from marble_rl.report.page import render
@@ -23,7 +23,7 @@ from marble_rl.report.wording import count_word, counted, duration, interval, li
 
 
 class NothingYet(InputError):
-    """A comparison of which no job has ended."""
+    """There is nothing to report on yet: no run, or a comparison of which no job has ended."""
 
 
 def is_comparison(folder: Path) -> bool:
@@ -70,6 +70,8 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
         harmony=_harmony(comparison),
         memory={name: memory(peak) for name, peak in peak_memory(jobs).items()},
         prompts=f"{comparison.prompts_are} prompts",
+        evaluated=count_of(comparison.prompts, f"{comparison.prompts_are} prompt"),
+        images=count_of(comparison.images_per_prompt, "image"),
         config=None if config is None else config.result,
         config_text="" if config is None else yaml.safe_dump(config.result.config, sort_keys=False, allow_unicode=True),
         minutes={row.method: duration(row.train_seconds) for row in comparison.rows if row.train_seconds},
@@ -106,8 +108,8 @@ def _verdicts(comparison: Comparison) -> list[Verdict]:
         known = {name: d for name, d in row.differences.items() if name in comparison.rewards}
         if not known:
             continue
-        better = [name for name, d in known.items() if d.low > 0]
-        worse = [name for name, d in known.items() if d.high < 0]
+        better = [name for name, d in known.items() if d.sign > 0]
+        worse = [name for name, d in known.items() if d.sign < 0]
         answer = _by_rewards(better, worse, comparison.trained)
         texts = [f"{word} {listed(names)}" for word, names in (("better on", better), ("worse on", worse)) if names]
         if WORST in row.differences and row.differences[WORST].n != 1:
@@ -135,10 +137,10 @@ def _by_rewards(better: list[str], worse: list[str], trained: list[str]) -> Answ
 def _by_worst_share(row: Row, by_rewards: Answer) -> tuple[Answer, str]:
     """It decides where its interval leaves out 0; a mean share that is clearly lower makes a yes a partly."""
     worst, mean = row.differences[WORST], row.differences[MEAN]
-    if worst.low > 0:
-        pays = mean.high < 0
+    if worst.sign > 0:
+        pays = mean.sign < 0
         return "partly" if pays else "yes", f"better by the worst share{', worse by the mean share' if pays else ''}"
-    if worst.high < 0:
+    if worst.sign < 0:
         return "no", "worse by the worst share"
     return by_rewards, "no clear difference in the worst share"
 

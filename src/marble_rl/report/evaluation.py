@@ -15,7 +15,10 @@ def prompt_cards(scores: Scores, folder: Path) -> list[Card[Path]]:
     for picture in scores.pictures:
         # A name only, so that scores.json from elsewhere cannot pull other files into a page that is passed on.
         files = {name: folder / IMAGES / Path(file).name for name, file in picture.files.items()}
-        shown = [Picture(name, file, _known(scores.weights[name].images[picture.row])) for name, file in files.items()]
+        shown = [
+            Picture(name, file, _known(scores.weights[name].images[picture.row]), picture.notes.get(name, {}))
+            for name, file in files.items()
+        ]
         image = scores.images[picture.row]
         if shown:
             cards.append(Card(image.prompt, tuple(shown), image.source))

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from marble_rl.balancing.guards import MATERIAL
 from marble_rl.charts.drawing import Line, Reference
+from marble_rl.errors import count_of
 from marble_rl.report.charts import line_chart
 from marble_rl.report.run_data import RunData
 from marble_rl.report.sections import Section, colours
@@ -61,5 +62,5 @@ def floors(run: RunData) -> Section | None:
     text = "Guards must stay above their floor and ask for no more. Near its floor a guard pulls, above it is free."
     short = lines_without_direction(run)
     if short:
-        text += f" In {short} of {len(run.lines)} steps no direction satisfied all floors."
+        text += f" In {short} of {count_of(len(run.lines), 'step')} no direction satisfied all floors."
     return Section("floors", "Floors of the guards", text, charts, "No guard was measured yet.")

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from marble_rl.balancing.registry import RULES
+from marble_rl.errors import count_of
 from marble_rl.report.run_data import RunData
 from marble_rl.report.wording import MINUS
 
@@ -54,7 +55,7 @@ def _rewards_out_of_bounds(run: RunData) -> list[Guard]:
         result.append(Guard(f"{name}: scores beyond its clip", text, max(series.values) < 0.8))
     for name, series in run.by_reward("guard/watch", run.held_out).items():
         count = sum(v > 0 for v in series.values)
-        result.append(Guard(f"{name}: fell while trained rewards rose", f"{count} alarms", count == 0))
+        result.append(Guard(f"{name}: fell while trained rewards rose", count_of(count, "alarm"), count == 0))
     return result
 
 
@@ -77,7 +78,7 @@ def _times(run: RunData, key: str, what: str, most: float) -> list[Guard]:
     """In how many refreshes the figure was above 0; quiet up to the share ``most`` of them."""
     values = run.series(key).values
     count = sum(v > 0 for v in values)
-    text = f"{count} of {len(values)} refreshes"
+    text = f"{count} of {_refreshes(len(values))}"
     return [Guard(what, text, count <= most * len(values))] if values else []
 
 
@@ -92,7 +93,7 @@ def _repeated_updates(run: RunData) -> list[Guard]:
     overflows = run.series("guard/overflows").values
     if overflows:
         count = sum(v > 0 for v in overflows)
-        text = f"{count} of {len(overflows)} steps"
+        text = f"{count} of {count_of(len(overflows), 'step')}"
         result.append(Guard("gradients beyond float16", text, count <= OFTEN * len(overflows)))
     return result
 
@@ -113,10 +114,14 @@ def _silent_rewards(run: RunData) -> list[Guard]:
         name: (sum(v > 0 for v in s.values), len(s.values)) for name, s in run.by_reward("guard/no_signal").items()
     }
     silent = [
-        Guard(f"{name}: no gradient in a batch", f"{count} of {total} refreshes", count <= OFTEN * total)
+        Guard(f"{name}: no gradient in a batch", f"{count} of {_refreshes(total)}", count <= OFTEN * total)
         for name, (count, total) in counts.items()
         if count
     ]
     refreshes = max((total for _, total in counts.values()), default=0)
-    none = [Guard("rewards without a gradient in a batch", f"0 of {refreshes} refreshes", True)] if refreshes else []
+    none = [Guard("rewards without a gradient in a batch", f"0 of {_refreshes(refreshes)}", True)] if refreshes else []
     return silent or none
+
+
+def _refreshes(count: int) -> str:
+    return count_of(count, "refresh", "refreshes")

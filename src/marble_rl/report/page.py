@@ -16,12 +16,13 @@ from marble_rl import __version__
 from marble_rl.balancing.registry import RULES
 from marble_rl.charts.style import CSS
 from marble_rl.config import to_yaml
+from marble_rl.errors import count_of
 from marble_rl.report import sections
-from marble_rl.report.evaluation import prompt_cards
 from marble_rl.report.floors import floors
+from marble_rl.report.gallery import evaluate_command, prompt_gallery
 from marble_rl.report.gradients import diagnosis, specialists
 from marble_rl.report.guards import guards
-from marble_rl.report.pictures import Gallery, least_changes, shown_cards, training_samples
+from marble_rl.report.pictures import Gallery, training_samples
 from marble_rl.report.run_data import RunData
 from marble_rl.report.speed import speed, total_seconds
 from marble_rl.report.tables import evaluation_rows
@@ -40,11 +41,14 @@ class Status:
     text: str
 
 
-def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | None = None) -> str:
-    """The HTML. ``refresh_seconds`` makes it load itself again, for a run that goes on."""
+def run_page(
+    run: RunData, *, folder: Path | None = None, refresh_seconds: int | None = None, now: float | None = None
+) -> str:
+    """The HTML. ``folder``: where its file will be, by default that of the run. ``refresh_seconds`` makes it load
+    itself again, for a run that goes on."""
     remarks = list(run.remarks)
-    gallery = Gallery(remarks)
-    cards = [] if run.evaluation is None else prompt_cards(run.evaluation, RunFolder(run.folder).evaluation)
+    colours = sections.colours(run)
+    gallery = prompt_gallery(run, folder or run.folder, colours, remarks)
     judged = verdicts(run)
     guarded = floors(run)
     now = time.time() if now is None else now
@@ -54,16 +58,16 @@ def run_page(run: RunData, *, refresh_seconds: int | None = None, now: float | N
         heading=_heading(run),
         status=_status(run, now),
         lead=_lead(judged),
+        scored=_scored_step(run),
         facts=_facts(run),
         verdicts=judged,
-        colours=sections.colours(run),
         held_out=run.held_out,
         rewards=sections.reward_curves(run),
         evaluation=run.evaluation,
         evaluation_rows=evaluation_rows(run),
-        cards=shown_cards(cards, gallery),
-        least=least_changes(cards),
-        samples=training_samples(run, gallery),
+        evaluated=_evaluated(run),
+        gallery=gallery,
+        samples=training_samples(run, Gallery(remarks)),
         measured=[
             *([] if guarded is None else [guarded]),
             sections.coefficients(run),
@@ -94,7 +98,8 @@ def render(template: str, **values: Any) -> str:
     environment.filters |= {"number": number}
     loader = environment.loader
     assert loader is not None
-    style, script = (loader.get_source(environment, name)[0] for name in ("style.css", "script.js"))
+    style, *scripts = (loader.get_source(environment, name)[0] for name in ("style.css", "script.js", "gallery.js"))
+    script = "\n".join(scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     own = {"style": Markup(CSS + style), "script": Markup(script), "script_digest": digest, "version": __version__}
     return environment.get_template(template).render(**own, **values)
@@ -109,19 +114,52 @@ def _heading(run: RunData) -> str:
 def _status(run: RunData, now: float) -> Status:
     done, wanted = run.steps_done, run.config.trainer.steps
     if run.finished:
-        return Status("finished", f"All {wanted} steps are done.")
+        return Status("finished", "Its only step is done." if wanted == 1 else f"All {wanted} steps are done.")
     if run.modified is None or not run.lines:
         return Status("stopped" if run.in_use is False else "starting", f"No step of {wanted} is logged yet.")
     quiet = now - run.modified
     if seems_alive(quiet, total_seconds(run) / len(run.lines)) if run.in_use is None else run.in_use:
         left = duration(total_seconds(run) / len(run.lines) * (wanted - done))
-        return Status("running", f"{done} of {wanted} steps are done, about {left} are left.")
-    return Status("stopped", f"{done} of {wanted} steps are done; the last was logged {duration(quiet)} ago.")
+        return Status("running", f"{done} of {count_of(wanted, 'step')} done, about {left} left.")
+    return Status("stopped", f"{done} of {count_of(wanted, 'step')} done; the last was logged {duration(quiet)} ago.")
 
 
 def _lead(judged: list[Verdict]) -> list[str]:
     """The verdicts that matter most, as the page's first sentences."""
     return [verdict.text for verdict in judged[:2] if verdict.answer != "unknown"]
+
+
+@dataclass(frozen=True)
+class ScoredStep:
+    """Which step the scores of the headline are of."""
+
+    text: str
+    stale: bool = False
+    """The run went on since."""
+    command: str = ""
+    """Evaluates the newest checkpoint, where there is one after the evaluated one"""
+
+
+def _scored_step(run: RunData) -> ScoredStep | None:
+    scores = run.evaluation
+    if scores is None or scores.step is None or not scores.differences:
+        return None
+    text = f"Scores of step {scores.step}: {scores.after} against {scores.before}."
+    if scores.step >= run.steps_done:
+        return ScoredStep(text)
+    text = f"{text} The run went on to step {run.steps_done}."
+    if run.checkpoint is None or run.checkpoint <= scores.step:
+        return ScoredStep(f"{text} There is no later checkpoint yet.", stale=True)
+    return ScoredStep(text, True, evaluate_command(run, save_images=scores.keeps_every_prompt))
+
+
+def _evaluated(run: RunData) -> str:
+    """What the table of the evaluation rests on."""
+    scores = run.evaluation
+    if scores is None:
+        return ""
+    images = f"{count_of(scores.prompts, 'prompt')}, {count_of(len(scores.images), 'image')} for each of the weights"
+    return f"{images}, the same seeds{'' if scores.step is None else f'; the checkpoint after step {scores.step}'}."
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
@@ -135,7 +173,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         *([("Held out", ", ".join(run.held_out))] if run.held_out else []),
         ("Prompts", listed(sources)),
         ("Steps", f"{run.steps_done} of {c.trainer.steps}"),
-        ("Images a rollout", f"{images} ({c.rollout.groups} prompts, {c.rollout.group_size} each)"),
+        ("Images a rollout", f"{images} ({count_of(c.rollout.groups, 'prompt')}, {c.rollout.group_size} each)"),
         ("Seed", str(c.trainer.seed)),
     ]
     best = best_checkpoint(RunFolder(run.folder).checkpoints)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +24,11 @@ BUDGET = 2_000_000
 """Bytes of all pictures, encoded."""
 WIDEST, STRIP = 320, 832
 """Largest width in pixels of one picture, and of a row of them."""
-MOST_CARDS, MOST_STEPS = 24, 6
+QUALITY = 82
+"""Of WebP; 100 is the best"""
+MOST_STEPS = 6
+MOST_CACHED = 16_384
+"""Pictures in memory, a few kilobytes each."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class Inlined:
     address: Markup
     width: int
     height: int
+    file: str = ""
+    """Its name, where it is the picture of a file"""
 
 
 @dataclass(frozen=True)
@@ -54,34 +62,63 @@ class Gallery:
         """None once a picture did not fit."""
         if self._full:
             return None
-        if image.width > widest:
-            image = image.resize((widest, max(1, round(image.height * widest / image.width))), Image.Resampling.LANCZOS)
-        buffer = io.BytesIO()
-        image.convert("RGB").save(buffer, "WEBP", quality=82, method=4)
-        text = base64.b64encode(buffer.getvalue()).decode()
-        if len(text) > self.left:
+        return self._taken(_inlined(image, widest))
+
+    def open(self, file: Path, widest: int, quality: int = QUALITY) -> Inlined | None:
+        """A picture file, or three stills of an animation; None, with a remark, where it cannot be read."""
+        return None if self._full else self.read(file, lambda: self._taken(inlined_file(file, widest, quality)))
+
+    def _taken(self, picture: Inlined) -> Inlined | None:
+        if len(picture.address) > self.left:
             self.remarks.append("Some pictures were left out to keep this page small.")
             self._full = True
             return None
-        self.left -= len(text)
-        return Inlined(Markup("data:image/webp;base64,") + text, *image.size)
+        self.left -= len(picture.address)
+        return picture
 
-    def open(self, file: Path, widest: int) -> Inlined | None:
-        """A picture file, or three stills of an animation; None, with a remark, where it cannot be read."""
-        return self.read(file, lambda image: self.take(_stills(image), widest))
-
-    def read(self, file: Path, use: Callable[[Image.Image], T]) -> T | None:
+    def read(self, file: Path, use: Callable[[], T]) -> T | None:
         """What ``use`` makes of a picture file; None, with a remark, where it cannot be read."""
         try:
-            with warnings.catch_warnings():  # Pillow warns half way to the size that it refuses
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                with Image.open(file) as image:
-                    return use(image)
+            return use()
         except Image.DecompressionBombError:
             self.remarks.append(f"{file.name} was left out: it has too many pixels to be opened here.")
         except Exception as error:  # of many kinds, according to what is wrong with the file
             self.remarks.append(f"{file.name} could not be shown: {str(error) or type(error).__name__}")
         return None
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Image.Image]:
+    with warnings.catch_warnings():  # Pillow warns half way to the size that it refuses
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with Image.open(file) as image:
+            yield image
+
+
+def inlined_file(file: Path, widest: int, quality: int = QUALITY) -> Inlined:
+    """Made once: a watched page is built again and again from hundreds of files that stay the same."""
+    return _inlined_state(file, file.stat().st_mtime_ns, widest, quality)
+
+
+@functools.lru_cache(maxsize=MOST_CACHED)
+def _inlined_state(file: Path, modified: int, widest: int, quality: int) -> Inlined:
+    with _opened(file) as image:
+        stills = _stills(image)
+        if image.format == "WEBP" and stills.size == image.size and image.width <= widest and quality >= QUALITY:
+            return _webp(file.read_bytes(), stills, file.name)  # compressed once is enough
+    return _inlined(stills, widest, quality, file.name)
+
+
+def _inlined(image: Image.Image, widest: int, quality: int = QUALITY, name: str = "") -> Inlined:
+    if image.width > widest:
+        image = image.resize((widest, max(1, round(image.height * widest / image.width))), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, "WEBP", quality=quality, method=4)
+    return _webp(buffer.getvalue(), image, name)
+
+
+def _webp(data: bytes, image: Image.Image, name: str) -> Inlined:
+    return Inlined(Markup("data:image/webp;base64,") + base64.b64encode(data).decode(), *image.size, name)
 
 
 def _stills(image: Image.Image) -> Image.Image:
@@ -96,12 +133,14 @@ def _stills(image: Image.Image) -> Image.Image:
     return strip
 
 
-def shown_cards(cards: Sequence[Card[Path]], gallery: Gallery) -> list[Card[Inlined]]:
+def shown_cards(
+    cards: Sequence[Card[Path]], gallery: Gallery, widest: int = WIDEST, quality: int = QUALITY
+) -> list[Card[Inlined]]:
     """The same cards with their pictures in the page; one of which none could be opened is left out."""
     shown = []
-    for card in cards[:MOST_CARDS]:
-        opened = [(picture, gallery.open(picture.image, WIDEST)) for picture in card.pictures]
-        pictures = tuple(Picture(p.label, image, p.scores) for p, image in opened if image is not None)
+    for card in cards:
+        opened = [(picture, gallery.open(picture.image, widest, quality)) for picture in card.pictures]
+        pictures = tuple(Picture(p.label, image, p.scores, p.notes) for p, image in opened if image is not None)
         if pictures:
             shown.append(Card(card.prompt, pictures, card.source))
     return shown
@@ -121,13 +160,14 @@ def training_samples(run: RunData, gallery: Gallery) -> list[ShownStep]:
     chosen = sorted({round(i * (len(stored) - 1) / max(1, count - 1)) for i in range(count)})
     shown = []
     for step, file in (stored[i] for i in chosen):
-        rows = gallery.read(file, lambda grid: _rows(grid, gallery))
+        rows = gallery.read(file, functools.partial(_rows, file, gallery))
         if rows:
             shown.append(ShownStep(step, rows))
     return shown
 
 
-def _rows(grid: Image.Image, gallery: Gallery) -> list[tuple[str, Inlined]]:
-    rows = grid_rows(grid) or [("", grid.convert("RGB"))]
+def _rows(file: Path, gallery: Gallery) -> list[tuple[str, Inlined]]:
+    with _opened(file) as grid:
+        rows = grid_rows(grid) or [("", grid.convert("RGB"))]
     taken = [(prompt, gallery.take(image, STRIP)) for prompt, image in rows]
     return [(prompt, picture) for prompt, picture in taken if picture is not None]

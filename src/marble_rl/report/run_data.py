@@ -14,9 +14,10 @@ from typing import Any, TypeGuard
 
 from marble_rl.config import RunConfig
 from marble_rl.diagnose.record import DIAGNOSIS, Diagnosis
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, count_of
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.history import History
+from marble_rl.runs.layout import checkpoint_steps
 from marble_rl.runs.scores import SCORES, Scores
 from marble_rl.storage import RecordT
 from marble_rl.types import Metrics
@@ -54,6 +55,8 @@ class RunData:
     remarks: list[str] = field(default_factory=list)
     """What could not be read"""
     diagnosis: Diagnosis | None = None
+    checkpoint: int | None = None
+    """Step of the newest one"""
     in_use: bool | None = None
     """Whether a process trains it; None where that is not known"""
     history: History | None = None
@@ -102,8 +105,11 @@ def read_run(path: Path) -> RunData:
     diagnosis = read_if_whole(Diagnosis, folder.diagnosis / DIAGNOSIS, remarks)
     modified = folder.metrics.stat().st_mtime if folder.metrics.exists() else None
     samples = _samples(folder.samples)
+    checkpoint = max(checkpoint_steps(folder.checkpoints), default=None)
     history = read_if_whole(History, folder.history, remarks)
-    return RunData(path, config, lines, evaluation, samples, modified, remarks, diagnosis, folder.in_use(), history)
+    return RunData(
+        path, config, lines, evaluation, samples, modified, remarks, diagnosis, checkpoint, folder.in_use(), history
+    )
 
 
 def read_if_whole(record: type[RecordT], file: Path, remarks: list[str]) -> RecordT | None:
@@ -140,9 +146,9 @@ def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
         dropped += len(entry) - len(finite)
         by_step[step] = finite
     if broken:
-        remarks.append(f"{broken} of {len(rows)} lines of metrics.jsonl could not be read and were left out.")
+        remarks.append(f"Left out, since not readable: {broken} of {count_of(len(rows), 'line')} of metrics.jsonl.")
     if dropped:
-        remarks.append(f"{dropped} values in metrics.jsonl are not finite numbers and were left out.")
+        remarks.append(f"Left out, since not finite numbers: {count_of(dropped, 'value')} in metrics.jsonl.")
     return [by_step[step] for step in sorted(by_step)]
 
 

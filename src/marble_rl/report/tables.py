@@ -42,7 +42,7 @@ def evaluation_rows(run: RunData) -> list[EvaluationRow]:
 
 
 def _with_difference(row: EvaluationRow, difference: Interval) -> EvaluationRow:
-    verdict = "no clear change" if not difference.significant else "up" if difference.mean > 0 else "down"
+    verdict = "no clear change" if not difference.significant else "up" if difference.sign > 0 else "down"
     return replace(
         row,
         difference=number(difference.mean, signed=True),

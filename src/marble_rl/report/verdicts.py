@@ -69,8 +69,8 @@ def rewards_rise(run: RunData) -> Verdict:
             f"Not known: {evaluated}, and {counted(run.steps_done, 'step')} of training, where "
             f"{LEAST_STEPS} are needed. Run marble evaluate.",
         )
-    up = [name for name, d in changes.items() if d.low > 0]
-    down = [name for name, d in changes.items() if d.high < 0]
+    up = [name for name, d in changes.items() if d.sign > 0]
+    down = [name for name, d in changes.items() if d.sign < 0]
     unclear = [name for name in run.objectives if name not in up and name not in down]
     if len(up) == len(run.objectives):
         text = f"all {count_word(len(up))} rose" if len(up) > 1 else f"{up[0]} rose"
@@ -115,8 +115,8 @@ def held_out_rewards_follow(run: RunData) -> Verdict:
             "without an evaluation. Run marble evaluate." if run.evaluation is None else f"from its evaluation: {NONE}."
         )
         return Verdict(claim, "unknown", f"Not known {why}")
-    down = [name for name, d in changes.items() if d.high < 0]
-    up = [name for name, d in changes.items() if d.low > 0]
+    down = [name for name, d in changes.items() if d.sign < 0]
+    up = [name for name, d in changes.items() if d.sign > 0]
     missing = [name for name in run.held_out if name not in changes]
     if down:
         text = f"The held-out {listed(down)} fell: the run may exploit its rewards. Look at the pictures."
@@ -147,7 +147,7 @@ def serves_every_reward(run: RunData) -> Verdict:
     ]
     if in_batch:
         figures.append(f"in-batch {number(statistics.fmean(in_batch), signed=True)}")
-    if worst.low > 0:
+    if worst.sign > 0:
         return Verdict(claim, "yes", "On average even the worst-served reward gains from an update.", figures)
     text = "Not known: noise alone gives a worst cosine below 0. See whose signal is low."
     return Verdict(claim, "unknown", text, figures)
@@ -169,9 +169,9 @@ def better_than_weighted_sum(run: RunData) -> Verdict:
         f"worst cosine {means[0]}, weighted sum {means[1]}",
         f"difference {number(difference.mean, signed=True)} ({interval(difference)}), {len(pairs)} refreshes",
     ]
-    if difference.low > 0:
+    if difference.sign > 0:
         return Verdict(claim, "yes", "The direction serves the worst-served reward better than their sum.", figures)
-    if difference.high < 0:
+    if difference.sign < 0:
         return Verdict(claim, "no", "The weighted sum would have served the worst-served reward better.", figures)
     text = "Not known: the difference is within the noise of these batches."
     return Verdict(claim, "unknown", text, figures)

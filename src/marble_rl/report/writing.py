@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from marble_rl.compare.jobs import JOBS
@@ -37,8 +36,14 @@ def write_side_by_side(folders: Sequence[Path], out: Path) -> Path:
     return _write(side_by_side_page(folders), out)
 
 
-def watch_report(folder: Path, out: Path | None, on_built: Callable[[Path], None]) -> Path:
-    """Build whenever there is something new, until Ctrl-C; the page that remains no longer reloads itself.
+def watch_report(
+    folder: Path,
+    out: Path | None,
+    on_built: Callable[[Path], None],
+    on_waiting: Callable[[], None] = lambda: None,
+) -> Path | None:
+    """Build whenever there is something new, until Ctrl-C; the page that remains no longer reloads itself. None: there
+    was nothing to report on until then, and ``on_waiting`` said so.
 
     A run that dies writes nothing any more, so an unfinished one is built again from time to time as well.
     """
@@ -49,27 +54,36 @@ def watch_report(folder: Path, out: Path | None, on_built: Callable[[Path], None
             state, now = _state(folder), time.monotonic()
             if state != seen or now >= due:
                 ages = False
-                with suppress(NothingYet):
+                try:
                     file, ages = _build(folder, out, REFRESH_SECONDS)
                     if state != seen:
                         on_built(file)
+                except NothingYet:
+                    if seen is None:
+                        on_waiting()
                 seen, due = state, now + AGE_SECONDS if ages else math.inf
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        return write_report(folder, out)
+        try:
+            return write_report(folder, out)
+        except NothingYet:
+            return None
 
 
 def _build(folder: Path, out: Path | None, refresh_seconds: int | None) -> tuple[Path, bool]:
     """The file, and whether its page ages: it says how long ago an unfinished run logged something."""
+    if _is_to_come(folder):
+        raise NothingYet(f"{folder}: there is no run yet; give one, or what marble compare wrote, or --watch to wait")
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give a run, or what marble compare wrote")
     ages = False
+    file = out or folder / "report.html"
     if is_comparison(folder):
         page = comparison_page(folder, refresh_seconds=refresh_seconds)
     else:
         run = read_run(folder)
-        page, ages = run_page(run, refresh_seconds=refresh_seconds), not run.finished
-    return _write(page, out or folder / "report.html"), ages
+        page, ages = run_page(run, folder=file.parent, refresh_seconds=refresh_seconds), not run.finished
+    return _write(page, file), ages
 
 
 def _write(page: str, file: Path) -> Path:
@@ -81,11 +95,18 @@ def _write(page: str, file: Path) -> Path:
     return file
 
 
+def _is_to_come(folder: Path) -> bool:
+    """Whether nothing is there, or nothing but the lock of a run that is about to start."""
+    if not folder.is_dir():
+        return not folder.exists()
+    return all(entry.name.startswith(".") for entry in folder.iterdir())
+
+
 def _state(folder: Path) -> object:
     """Changes whenever a page would."""
-    names = ("metrics.jsonl", "samples", f"evaluation/{SCORES}", f"diagnosis/{DIAGNOSIS}", COMPARISON, JOBS)
+    names = ("config.json", "metrics.jsonl", f"evaluation/{SCORES}", f"diagnosis/{DIAGNOSIS}", COMPARISON)
     results = sorted((folder / JOBS).glob("*.json"))
-    modified = {file: _modified(file) for file in (*(folder / name for name in names), *results)}
+    modified = {file: _modified(file) for file in (*(folder / name for name in (*names, "samples", JOBS)), *results)}
     return modified, RunFolder(folder).in_use()
 
 

@@ -6,11 +6,13 @@ import io
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from PIL import Image, ImageDraw, ImageFont
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont, ImageSequence
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
@@ -74,6 +76,8 @@ class Picture(Generic[ImageT]):
     image: ImageT
     """Its pixels [H, W, 3] uint8, of a video [F, H, W, 3]; a report has the file here, then the image in the page"""
     scores: Mapping[str, float]
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """By reward, what it noted on the image, such as the text that it read"""
 
 
 @dataclass(frozen=True)
@@ -116,15 +120,28 @@ def _draw_card(sheet: Image.Image, card: Card[Tensor], corner: tuple[int, int], 
             draw.text(position, f"{name} {score:.2f}", fill=colour, font=small)
 
 
+def shrunk(pixels: Tensor, tile: int) -> Tensor:
+    """No larger than a tile needs it, of a video only the frames that it shows: pictures that wait for their grid."""
+    if pixels.ndim == 4:
+        return torch.stack([shrunk(frame, tile) for frame in _still_frames(pixels)])
+    picture = Image.fromarray(pixels.numpy())
+    picture.thumbnail((tile, tile), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(picture))
+
+
 def _panels(pixels: Tensor) -> int:
     """Number of tiles of a sample: 1 for an image, `STILLS` for a video."""
     return STILLS if pixels.ndim == 4 else 1
 
 
+def _still_frames(video: Tensor) -> list[Tensor]:
+    return [video[i * (len(video) - 1) // (STILLS - 1)] for i in range(STILLS)]
+
+
 def _resized(pixels: Tensor, size: int) -> Image.Image:
     """An image [H, W, 3] resized to fit a tile, or frames of a video [F, H, W, 3] side by side."""
     if pixels.ndim == 4:
-        stills = [_resized(pixels[i * (len(pixels) - 1) // (STILLS - 1)], size) for i in range(STILLS)]
+        stills = [_resized(frame, size) for frame in _still_frames(pixels)]
         strip = Image.new("RGB", (sum(still.width for still in stills), stills[0].height))
         for i, still in enumerate(stills):
             strip.paste(still, (i * still.width, 0))
@@ -145,7 +162,7 @@ def save_sample(pixels: Tensor, path: Path, then: str = RESUME) -> Path:
         save_image(Image.fromarray(pixels.numpy()), file, then)
     else:
         file = _unused(path.with_name(f"{path.name}.webp"))
-        save_webp(pixels, file, then)
+        save_file(webp(pixels), file, then)
     return file
 
 
@@ -155,12 +172,21 @@ def _unused(file: Path) -> Path:
     return next(name for name in itertools.chain([file], further) if not name.exists())
 
 
-def save_webp(pixels: Tensor, path: Path, then: str = RESUME) -> None:
-    """Write an image [H, W, 3] or a video [F, H, W, 3] as lossy WebP, about a tenth of a PNG's size."""
+def webp(pixels: Tensor) -> bytes:
+    """A file of an image [H, W, 3] or a video [F, H, W, 3] as lossy WebP, about a tenth of a PNG's size."""
     frames = pixels if pixels.ndim == 4 else pixels[None]
     first, *others = (Image.fromarray(frame) for frame in frames.numpy())
     animation = {"save_all": True, "append_images": others, "duration": round(1000 / FRAMES_PER_SECOND), "loop": 0}
-    _write(first, path, then, "WEBP", quality=90, **(animation if others else {}))
+    buffer = io.BytesIO()
+    first.save(buffer, "WEBP", quality=90, **(animation if others else {}))
+    return buffer.getvalue()
+
+
+def webp_pixels(data: bytes) -> Tensor:
+    """[H, W, 3] uint8, of an animation [F, H, W, 3]: what `webp` was given, up to its loss."""
+    with Image.open(io.BytesIO(data)) as image:
+        frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)]
+    return torch.from_numpy(np.stack(frames) if len(frames) > 1 else frames[0].copy())
 
 
 def save_image(image: Image.Image, path: Path, then: str = RESUME) -> None:
@@ -168,15 +194,16 @@ def save_image(image: Image.Image, path: Path, then: str = RESUME) -> None:
     chunks = PngInfo()
     if ROWS in image.info:
         chunks.add_itxt(ROWS, image.info[ROWS])
-    _write(image, path, then, "PNG", pnginfo=chunks)
-
-
-def _write(image: Image.Image, path: Path, then: str, kind: str, **options: Any) -> None:
     buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
+    image.save(buffer, "PNG", pnginfo=chunks)
+    save_file(buffer.getvalue(), path, then)
+
+
+def save_file(data: bytes, path: Path, then: str = RESUME) -> None:
+    """Write it in one piece, with the folders above it."""
     with storage_errors(str(path), then):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, buffer.getvalue())
+        write_bytes(path, data)
 
 
 def _fit(text: str, width: int, draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, model_validator
@@ -40,6 +40,8 @@ class KeptPicture:
     """Its place in the list of images under each of the weights."""
     files: dict[str, str]
     """By weights."""
+    notes: dict[str, dict[str, Text]] = field(default_factory=dict)
+    """By weights, then by reward: what it noted on the picture, such as the text that it read."""
 
 
 class Scores(Record):
@@ -89,6 +91,11 @@ class Scores(Record):
     @property
     def prompts(self) -> int:
         return len({(image.source, image.index) for image in self.images})
+
+    @property
+    def keeps_every_prompt(self) -> bool:
+        """Whether there is a picture of each prompt (`marble evaluate --save-images`)."""
+        return len(self.pictures) >= self.prompts
 
     @property
     def rewards(self) -> list[str]:

@@ -18,7 +18,7 @@ from marble_rl.balancing.base import Guarding, Weighing, weight_vector
 from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
-from marble_rl.errors import InputError, NonFiniteGradient
+from marble_rl.errors import InputError, NonFiniteGradient, count_of
 from marble_rl.gradients.accumulate import FusedMismatch, RewardGradients
 from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
@@ -209,7 +209,7 @@ class Learner:
             names = [self.policy.names[i] for i in positions]
             shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
             self._say(
-                f"one backward pass per reward for {len(names)} parameters that fused layers do not support: {shown}"
+                f"one backward pass per reward for {count_of(len(names), 'parameter')} outside of fused layers: {shown}"
             )
 
     def _check_finite(self, result: PolicyGradients, batch: TrainingBatch) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, count_of
 from marble_rl.models import load_model
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.precision import memory_settings
@@ -39,7 +39,8 @@ def check_sharding(config: RunConfig, world: World) -> None:
     if each % world.size:
         raise InputError(
             f"trainer.shard_base: needs equal shares, but rollout.groups: {rollout.groups} in rollout.updates: "
-            f"{rollout.updates} are {each} groups an update for {world.size} ranks; use a multiple of {world.size}"
+            f"{rollout.updates} are {count_of(each, 'group')} an update for {world.size} ranks; use a multiple of "
+            f"{world.size}"
         )
     if micro_batch == "auto":
         raise InputError("trainer.shard_base: needs equal micro-batches; set trainer.micro_batch to a number")

@@ -74,7 +74,7 @@ def test_four_clients_at_once_get_their_own_scores_from_one_thread_at_a_time() -
 
 
 @pytest.mark.parametrize(
-    ("what", "says"), [("raise", "fell over"), ("nan", "returned nan"), ("short", "1 scores for 2")]
+    ("what", "says"), [("raise", "fell over"), ("nan", "returned nan"), ("short", "1 score for 2")]
 )
 def test_a_reward_that_fails_on_the_server_is_http_500_with_the_reason(what: str, says: str) -> None:
     with serving({"odd": After(what, calls=1)}) as url:

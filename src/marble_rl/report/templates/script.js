@@ -17,14 +17,12 @@
     keep("theme", root.dataset.theme || "");
   });
 
-  // Cards of one prompt source.
-  for (const group of document.querySelectorAll("[data-filter]")) {
-    const buttons = [...group.querySelectorAll("button")];
-    const cards = document.getElementById(group.dataset.filter).children;
-    for (const button of buttons) button.addEventListener("click", () => {
-      for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
-      for (const card of cards) card.hidden = button.dataset.show !== "" && card.dataset.source !== button.dataset.show;
-    });
+  // What the reader chose.
+  for (const control of document.querySelectorAll("[data-keep]")) {
+    const options = control.options && [...control.options].map((option) => option.value);
+    const value = kept(control.id);
+    if (value !== null && (!options || options.includes(value))) control.value = value;
+    control.addEventListener("input", () => keep(control.id, control.value));
   }
 
   // Tabs, with the arrow keys.
@@ -120,11 +118,15 @@
   if (seconds) {
     const folds = [...document.querySelectorAll("details")];
     (kept("open") || "").split(",").filter(Boolean).forEach((i) => { if (folds[i]) folds[i].open = true; });
-    if (kept("scroll")) scrollTo({ top: Number(kept("scroll")), behavior: "instant" });
-    setTimeout(() => {
+    addEventListener("DOMContentLoaded", () => {  // once the gallery is drawn
+      if (kept("scroll")) scrollTo({ top: Number(kept("scroll")), behavior: "instant" });
+    });
+    const reload = () => {
+      if (document.querySelector("dialog[open]")) return setTimeout(reload, 1000);  // not while a picture is looked at
       keep("scroll", scrollY);
       keep("open", folds.map((fold, i) => (fold.open ? i : "")).filter((i) => i !== "").join(","));
       location.reload();
-    }, seconds * 1000);
+    };
+    setTimeout(reload, seconds * 1000);
   }
 })();

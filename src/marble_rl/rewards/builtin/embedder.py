@@ -51,8 +51,8 @@ def read_model(path: str, key: str) -> Any:
         )
     if wrong := sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}):
         raise InputError(
-            f"{key}: {path} is not the CLIP model that its config.json says: {len(wrong)} tensors are missing or of "
-            f"another shape, such as {wrong[0]}"
+            f"{key}: {path} is not the CLIP model that its config.json says: tensors are missing or of "
+            f"another shape ({len(wrong)}), such as {wrong[0]}"
         )
     return model
 

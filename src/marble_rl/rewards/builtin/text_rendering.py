@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from marble_rl.prompts.wanted import wanted_text
-from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits
+from marble_rl.rewards.core.base import Images, NotedScore, RewardBase, RewardBatch, Traits
 from marble_rl.section import Fraction, Section
 from marble_rl.types import Prompt
 
@@ -101,7 +101,7 @@ class TextRenderingReward(RewardBase, ABC):
         if match == "auto":
             match = "contained" if self.are_pages(images) else "whole"
         return [
-            SCORES[match](text, wanted_text(prompt) or "")
+            NotedScore(SCORES[match](text, wanted_text(prompt) or ""), f'read "{text}"' if text else "read no text")
             for text, prompt in zip(self.read(images), batch.prompts, strict=True)
         ]
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from marble_rl.distributed.interrupts import seconds_since_stop
-from marble_rl.errors import RewardFailed, RewardsAbandoned
-from marble_rl.rewards.core.base import Images, RewardBatch
+from marble_rl.errors import RewardFailed, RewardsAbandoned, count_of
+from marble_rl.rewards.core.base import Images, NotedScore, RewardBatch
 from marble_rl.rewards.core.calls import CalledReward
 from marble_rl.types import Prompt, RewardTable
 
@@ -38,6 +38,7 @@ class PendingScores:
         # NaN until scored: a missing score must not look like a score of 0.
         values = torch.zeros(applicable.shape, dtype=torch.float64).masked_fill(applicable, math.nan)
         self._table = RewardTable(names, values, applicable)
+        self._notes: list[dict[str, str]] = [{} for _ in prompts]
         self._rows = 0
         self._closed = False
         self._error: Exception | None = None
@@ -66,6 +67,10 @@ class PendingScores:
         self._check_complete()
         return self._table
 
+    def notes(self, row: int) -> dict[str, str]:
+        """By reward, what it noted on the image in this row; known once `finish` returned."""
+        return self._notes[row]
+
     def close(self) -> None:
         """Stop. Batches that wait in a queue are not scored, and calls in flight are not waited for."""
         self._closed = True
@@ -88,11 +93,10 @@ class PendingScores:
         for name, column in zip(self._table.names, self._table.values.unbind(1), strict=True):
             missing = column.isnan().nonzero().flatten().tolist()
             if missing:
-                images = "1 image" if len(missing) == 1 else f"{len(missing)} images"
                 prompt = self._prompts[missing[0]]
                 raise RewardFailed(
-                    f"reward {name!r} left {images} without a score, the first of prompt {prompt.index} "
-                    f"({prompt.text!r})"
+                    f"reward {name!r} left {count_of(len(missing), 'image')} without a score, the first of prompt "
+                    f"{prompt.index} ({prompt.text!r})"
                 )
 
     def _score(self, column: int, rows: range, pixels: Images) -> None:
@@ -117,6 +121,8 @@ class PendingScores:
         for row, score in zip(chosen, scores, strict=True):
             self._table.values[row, column] = 0.0 if score is None else score
             self._table.applicable[row, column] = score is not None
+            if isinstance(score, NotedScore):
+                self._notes[row][self._table.names[column]] = score.note
 
 
 def _failure(name: str, error: BaseException) -> Exception:

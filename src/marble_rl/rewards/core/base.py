@@ -59,6 +59,20 @@ class Traits:
     """Retries after a failure."""
 
 
+class NotedScore(float):
+    """A score with a note on what it rests on, such as the text that was read. Reports show it beside the picture."""
+
+    note: str
+
+    def __new__(cls, score: float, note: str) -> NotedScore:
+        noted = super().__new__(cls, score)
+        noted.note = note
+        return noted
+
+    def __neg__(self) -> NotedScore:
+        return NotedScore(-float(self), self.note)
+
+
 @dataclass(frozen=True)
 class RewardBatch:
     """The input of a reward."""

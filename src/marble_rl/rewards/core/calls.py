@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from marble_rl.devices import pick_device
-from marble_rl.errors import InputError, RewardFailed
-from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, traits_of
+from marble_rl.errors import InputError, RewardFailed, count_of
+from marble_rl.rewards.core.base import NotedScore, Reward, RewardBatch, Scores, Traits, traits_of
 from marble_rl.rewards.core.call_thread import call_within
 from marble_rl.rewards.core.retries import AllAttemptsFailed, RetryPolicy
 from marble_rl.rewards.core.settings import RewardConfig
@@ -106,8 +106,8 @@ class CalledReward:
 
     def score(self, batch: RewardBatch) -> list[float | None]:
         """Signed so that higher is better; None where the reward cannot judge. Raises RewardFailed."""
-        sign = 1.0 if self.traits.higher_is_better else -1.0
-        return [None if score is None else sign * score for score in self.score_unsigned(batch)]
+        scores = self.score_unsigned(batch)
+        return scores if self.traits.higher_is_better else [None if score is None else -score for score in scores]
 
     def score_unsigned(self, batch: RewardBatch) -> list[float | None]:
         """Scores with the sign that the reward returned."""
@@ -195,9 +195,9 @@ class BadScore(ValueError):
 
 def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) -> list[float | None]:
     """Check that there is one score per image, each None or a finite number in the reward's range; returns them."""
-    numbers = [None if score is None else float(score) for score in scores]
+    numbers = [score if score is None or isinstance(score, NotedScore) else float(score) for score in scores]
     if len(numbers) != len(batch.prompts):
-        raise BadScore(f"returned {len(numbers)} scores for {len(batch.prompts)} images")
+        raise BadScore(f"returned {count_of(len(numbers), 'score')} for {count_of(len(batch.prompts), 'image')}")
     low, high = allowed
     for row, number in enumerate(numbers):
         if number is None:

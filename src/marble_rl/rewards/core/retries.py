@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from marble_rl.errors import count_of
 from marble_rl.rewards.core.base import seconds_to_deadline
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ class AllAttemptsFailed(Exception):
     def __init__(self, failures: Sequence[BaseException]) -> None:
         super().__init__(failures)
         self.failures = failures
-        self.attempts = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
+        self.attempts = count_of(len(failures), "attempt")
 
     def reasons(self, describe: Callable[[BaseException], str] = str) -> str:
         """The different reasons. A reason that occurred several times, but not always, has its count."""

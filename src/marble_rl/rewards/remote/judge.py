@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from PIL import Image
 
+from marble_rl.errors import count_of
 from marble_rl.rewards.core.background import Lane
 from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits, seconds_to_deadline
 from marble_rl.rewards.core.retries import AllAttemptsFailed, Outage, RetryPolicy
@@ -208,7 +209,7 @@ def _gathered(outcomes: SimpleQueue[tuple[int, float | BaseException]], count: i
         try:
             row, outcome = outcomes.get(timeout=seconds_to_deadline())
         except Empty:
-            raise TimeoutError(f"{count - done} of {count} pictures were not judged in time") from None
+            raise TimeoutError(f"not judged in time: {count - done} of {count_of(count, 'picture')}") from None
         if isinstance(outcome, BaseException):
             raise outcome
         scores[row] = outcome

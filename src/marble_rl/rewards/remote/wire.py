@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError
 
+from marble_rl.errors import count_of
 from marble_rl.rewards.core.base import Images, RewardBatch, Traits
 from marble_rl.section import first_mistake
 from marble_rl.types import Prompt
@@ -100,7 +101,7 @@ def decode_batch(body: bytearray, max_batch: int) -> RewardBatch:
     if shape[0] > max_batch:
         raise Malformed(f"{shape[0]} images, but this server takes at most {max_batch} at once (--max-batch)")
     if len(prompts) != shape[0]:
-        raise Malformed(f"{len(prompts)} prompts for {shape[0]} images")
+        raise Malformed(f"{count_of(len(prompts), 'prompt')} for {count_of(shape[0], 'image')}")
     if len(pixels) != math.prod(shape):
         raise Malformed(f"{len(pixels)} bytes of pixels, but the shape {shape} needs {math.prod(shape)}")
     images: Images = np.frombuffer(pixels, dtype=np.uint8).reshape(shape)
@@ -111,14 +112,14 @@ def decode_scores(reply: bytes, count: int) -> list[float | None]:
     """The scores in a server's reply: as many finite numbers, or null, as there were images; or Malformed."""
     scores = decode(ScoresReply, reply).scores
     if len(scores) != count:
-        raise Malformed(f"{len(scores)} scores for {count} images")
+        raise Malformed(f"{count_of(len(scores), 'score')} for {count_of(count, 'image')}")
     return scores
 
 
 def decode_applicability(reply: bytes, count: int) -> list[bool]:
     applies = decode(AppliesReply, reply).applies
     if len(applies) != count:
-        raise Malformed(f"{len(applies)} answers for {count} prompts")
+        raise Malformed(f"{count_of(len(applies), 'answer')} for {count_of(count, 'prompt')}")
     return applies
 
 
