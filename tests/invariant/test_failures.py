@@ -181,7 +181,7 @@ def test_an_evaluation_that_fails_unforeseen_asks_nothing_of_other_processes(
         before.append(world.exchanges)
         raise ZeroDivisionError("nobody foresaw this")
 
-    monkeypatch.setattr("marble_rl.training.trainer.evaluate", broken)
+    monkeypatch.setattr("marble_rl.training.evaluations.evaluate", broken)
     config = load_config(config_file, ["trainer.eval_every=1"])
     with pytest.raises(ZeroDivisionError):
         Trainer(config, tmp_path / "run", world=world).train()

@@ -22,8 +22,8 @@ TRAINED = ["clipscore", "pickscore", "hpsv2", "ocr", "geneval"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mini") / "run"
     outcome = train(CONFIG, folder, *SHORT)
-    assert "Harmony on unseen samples" in outcome.out
-    assert "Signal" in outcome.out
+    assert "too few refreshes to say (2, where 5 are needed)" in outcome.out
+    assert "on cpu: trains" in outcome.err
     return folder
 
 
