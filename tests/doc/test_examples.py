@@ -76,7 +76,7 @@ def test_harmonizer_examples_improve_every_reward(index: int) -> None:
 
 def test_reward_of_the_tutorial_scores_what_it_says() -> None:
     page = ROOT / "docs" / "adding_a_reward.md"
-    _, (line, code) = python_blocks(page)
+    *_, (line, code) = python_blocks(page)
     reward = FunctionReward(run(page, line, code)["symmetry"])
     half = np.random.default_rng(0).integers(0, 256, size=(8, 4, 3), dtype=np.uint8)
     mirrored = np.concatenate([half, half[:, ::-1]], axis=1)
@@ -111,7 +111,7 @@ def test_the_rules_and_the_loss_of_the_tutorials_train(
 
 def test_the_reward_with_a_path_scores_what_it_says(tmp_path: Path) -> None:
     page = ROOT / "docs" / "adding_a_reward.md"
-    (line, code), _ = python_blocks(page)
+    (line, code), *_ = python_blocks(page)
     (tmp_path / "palette.txt").write_text("255 0 0\n0 0 255\n")
     reward = run(page, line, code)["Palette"](palette=tmp_path / "palette.txt")
     reward.load(torch.device("cpu"))
@@ -121,6 +121,15 @@ def test_the_reward_with_a_path_scores_what_it_says(tmp_path: Path) -> None:
     blue, black = reward.score(RewardBatch(images, [prompt, prompt]))
     assert blue == 1.0
     assert black == pytest.approx(np.exp(-255 / 64))
+
+
+def test_the_reward_with_a_note_says_what_it_saw() -> None:
+    page = ROOT / "docs" / "adding_a_reward.md"
+    _, (line, code), _ = python_blocks(page)
+    images = np.zeros((1, 8, 8, 3), dtype=np.uint8)
+    images[:, :2] = 255
+    (score,) = FunctionReward(run(page, line, code)["bright"]).score(RewardBatch(images, [Prompt(0, "a kite", "s")]))
+    assert (score, score.note) == (0.25, "25% bright pixels")
 
 
 def test_generated_prompts_of_the_prompts_page_can_be_kept_in_a_file(

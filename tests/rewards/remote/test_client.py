@@ -69,7 +69,7 @@ FAULTS = {
     "beyond float64": (reply('{"scores": [0, 1%s]}' % ("0" * 400)), "scores.1: "),
     "text": (reply('{"scores": ["0.5", "0.5"]}'), "scores.0: Input should be a valid number"),
     "true": (reply('{"scores": [true, true]}'), "scores.0: Input should be a valid number"),
-    "too few": (reply('{"scores": [0.5]}'), "1 scores for 2 images"),
+    "too few": (reply('{"scores": [0.5]}'), "1 score for 2 images"),
     "too many": (reply('{"scores": [0.5, 0.5, 0.5]}'), "3 scores for 2 images"),
     "no scores": (reply('{"values": [0.5, 0.5]}'), "scores: Field required"),
     "a list": (reply("[0.5, 0.5]"), "Input should be an object"),

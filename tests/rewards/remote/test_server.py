@@ -131,7 +131,7 @@ def test_limits_and_malformed_requests() -> None:
         (b"\x80\x04pickle", 400, "Invalid JSON"),
         (good[:-1], 400, "bytes of pixels"),
         (good + b"x", 400, "bytes of pixels"),
-        (one_prompt + b"\n" + pixels, 400, "1 prompts for 2 images"),
+        (one_prompt + b"\n" + pixels, 400, "1 prompt for 2 images"),
         (header.replace(b"[2, ", b"[0, ") + b"\n", 400, "shape.0: Input should be greater than 0"),
         (header.replace(b'"text"', b'"txt"') + b"\n" + pixels, 400, "prompts.0.text"),
     ]

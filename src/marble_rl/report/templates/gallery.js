@@ -26,7 +26,7 @@
     return Number(text) === 0 ? "0" : (value < 0 ? "−" : signed ? "+" : "") + text;
   };
 
-  const deviations = (value) => `${number(Math.abs(value) < 0.005 ? 0 : Number(value.toFixed(2)), true)} sd`;
+  const deviations = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)} sd`;
 
   // Changes from the first to the last weights, of each reward and of all, in standard deviations.
   for (const card of cards) {
