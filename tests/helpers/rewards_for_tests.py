@@ -190,3 +190,13 @@ class FailsElsewhere(After):
 def greedy(images: list[np.ndarray], prompts: list[str]) -> list[float]:
     """More than any machine has."""
     return list(np.empty(1 << 60, np.uint8))
+
+
+class QuotedOnly(RewardBase):
+    """Applies to prompts with text in quotes, as rewards that read text do."""
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        return '"' in prompt.text
+
+    def score(self, batch: RewardBatch) -> list[float]:
+        return steady(list(batch.images), [])

@@ -24,6 +24,7 @@ from marble_rl.runs.checkpoint import load_newest, restoring, save_checkpoint
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.journal import Journal, tracker_settings
+from marble_rl.runs.plan import cost, plan, prompt_remarks
 from marble_rl.runs.trackers import check_trackers
 from marble_rl.storage import storage_errors
 from marble_rl.training.base_images import BaseImages
@@ -205,7 +206,9 @@ class Trainer:
     def _load(self) -> None:
         """Load models, and the newest checkpoint where there is one."""
         c, scorer = self.config, self._inputs.scorer
-        for remark in (*self._remarks, *self._inputs.remarks):
+        planned = plan(c, self._inputs, self.folder.path.parent) if self.world.first else None
+        about_prompts = [] if planned is None else prompt_remarks(planned, c, self._inputs)
+        for remark in (*self._remarks, *self._inputs.remarks, *about_prompts):
             self._say(remark)
         # Rank 0 reads the checkpoint and broadcasts it, so that all ranks start from the same one.
         newest = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
@@ -216,16 +219,16 @@ class Trainer:
             self._model = load_base(c, self._device, self.world)
             self._model.check_trainable()
             policy = LoraPolicy(self._model.transformer, c.lora, self._model.lora_targets, c.trainer.seed)
-            remarks = scorer.load(self._device)
+            loaded = scorer.load(self._device)
             check_same_rewards(self.world, scorer.names)
             # Checked again: before loading, a remote reward or a model on the hub could not be queried.
             scorer.check_media(self._model.media())
             scorer.check_applicability(c.trained_rewards, self._inputs.train.prompts)
         if self.world.lockstep:
             own, whole = parameter_counts(self._model.transformer)
-            remarks.append(f"base model sharded: {own:,} of {whole:,} parameters on this rank")
-        for remark in remarks:
-            self._say(remark)
+            loaded.append(f"base model sharded: {own:,} of {whole:,} parameters on this rank")
+        for line in (*loaded, *([] if planned is None else cost(planned))):
+            self._say(line)
         self._prompt_cache = PromptCache(self._model)
         base = BaseImages(
             c, scorer, self._model, policy, self._prompt_cache, self.world, self.folder.base_scores, self._say
