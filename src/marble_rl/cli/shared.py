@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, or the config.json of a run.")]
 Overrides = Annotated[
@@ -17,6 +18,24 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 RunCheckpoint = Annotated[int | None, typer.Option(help="Which checkpoint. Default: the newest.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def _without_types(params: list[Any]) -> list[Any]:
+    """A flag takes no value, so its help should show no type."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
 
 
 def print_json(value: object) -> None:

@@ -29,6 +29,7 @@ from marble_rl.runs.trackers import check_trackers
 from marble_rl.storage import storage_errors
 from marble_rl.training.base_images import BaseImages
 from marble_rl.training.batch import training_batch
+from marble_rl.training.constants import ConstantRewards
 from marble_rl.training.experience import Experience, ExperienceSource
 from marble_rl.training.floors import Floors
 from marble_rl.training.learner import Learner
@@ -59,6 +60,7 @@ class Trainer:
     _source: ExperienceSource
     _learner: Learner
     _watches: Watches
+    _constants: ConstantRewards
     _floors: Floors
     _journal: Journal
     _experience: Experience | None = None
@@ -161,8 +163,8 @@ class Trainer:
             self._experience = None
             alarms = self._watches.observe(experience.means)
             metrics |= experience.watched | self._watches.figures(alarms)
-            message = self._floors.commit(levels, metrics)
-            if message is not None:
+            below = self._floors.commit(levels, metrics)
+            for message in (*([] if below is None else [below]), *self._constants.observe(experience.scored)):
                 self._say(f"warning after step {self.step}: {message}")
         try:
             with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
@@ -236,11 +238,13 @@ class Trainer:
         self._source = ExperienceSource(c, self._inputs, self._model, policy, self._prompt_cache, self.world, base)
         self._learner = Learner(c, self._model, policy, self.world, self.folder.path, self._say)
         self._watches = Watches(c)
+        self._constants = ConstantRewards(c.trained_rewards)
         self._floors = Floors(c.guards)
         if checkpoint:
             with restoring(checkpoint, self.folder.path):
                 self._learner.restore(checkpoint)
                 self._watches.load_state_dict(checkpoint.state.get("watches", {}))
+                self._constants.load_state_dict(checkpoint.state.get("constants", {}))
                 if c.guards:
                     self._floors.load_state_dict(checkpoint.state["floors"])
         self._journal = Journal(c, self.folder, self.world, scorer, self._device, self.console, self.step)
@@ -254,7 +258,8 @@ class Trainer:
     def _write_checkpoint(self) -> None:
         if self.world.first and self._learner.updater.intact:
             floors = {"floors": self._floors.state_dict()} if self.config.guards else {}
-            state = self._learner.checkpoint(watches=self._watches.state_dict(), **floors)
+            constants = self._constants.state_dict()
+            state = self._learner.checkpoint(watches=self._watches.state_dict(), constants=constants, **floors)
             save_checkpoint(self.folder.checkpoints, state, self.config.trainer.keep_checkpoints)
 
     def _save_before_stopping(self, stop: RunStopped) -> None:
