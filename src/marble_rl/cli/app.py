@@ -11,7 +11,7 @@ from marble_rl import __version__
 from marble_rl.cli import config, rewards
 from marble_rl.cli.bench import bench
 from marble_rl.cli.measuring import compare, diagnose, report
-from marble_rl.cli.shared import set_library_verbosity
+from marble_rl.cli.shared import Command, Group, set_library_verbosity
 from marble_rl.cli.train import train
 from marble_rl.cli.using import evaluate, export, sample
 from marble_rl.distributed.world import launched
@@ -31,6 +31,7 @@ COMMANDS: dict[Callable[..., None], str] = {
 
 app = typer.Typer(
     name="marble",
+    cls=Group,
     help="Fine-tune a diffusion or flow-matching model on many rewards at once, without reward weights.",
     epilog="Start with: marble train configs/mini-demo.yaml --out runs/first",
     no_args_is_help=True,
@@ -38,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for command, example in COMMANDS.items():
-    app.command(epilog=f"Example: marble {example}")(command)
+    app.command(cls=Command, epilog=f"Example: marble {example}")(command)
 app.add_typer(config.app, name="config")
 app.add_typer(rewards.app, name="rewards")
 

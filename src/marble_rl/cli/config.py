@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marble_rl.cli.shared import AsJson, ConfigPath, Overrides, print_json, quiet_libraries
+from marble_rl.cli.shared import AsJson, Command, ConfigPath, Group, Overrides, print_json, quiet_libraries
 from marble_rl.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from marble_rl.config.run import RunConfig
     from marble_rl.runs.plan import Plan, Source
 
-app = typer.Typer(help="Look at a config before running it.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Look at a config before running it.", no_args_is_help=True)
 
 
-@app.command("show", epilog="Example: marble config show configs/mini-demo.yaml --set trainer.steps=5")
+@app.command("show", cls=Command, epilog="Example: marble config show configs/mini-demo.yaml --set trainer.steps=5")
 def config_show(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -64,7 +64,7 @@ def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, l
     return estimated.to_json(), describe(estimated, run, device)
 
 
-@app.command("check", epilog="Example: marble config check configs/mini-demo.yaml")
+@app.command("check", cls=Command, epilog="Example: marble config check configs/mini-demo.yaml")
 def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Check a config, its prompts and its rewards, without loading a model."""
     from marble_rl.config import load_config

@@ -80,7 +80,9 @@ def _opposed(names: Sequence[str], products: Tensor) -> str:
         [COSINE] * len(pairs),
         level=1 - (1 - LEVEL) / len(pairs),
     )
-    opposed, agree, unknown = [], [], []
+    opposed: list[str] = []
+    agree: list[str] = []
+    unknown: list[tuple[int, str]] = []
     for (a, b), interval in zip(pairs, intervals, strict=True):
         pair = f"{names[a]} / {names[b]}"
         if interval is None or interval.low <= 0 <= interval.high:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -194,9 +194,11 @@ class BadScore(ValueError):
         self.row = row
 
 
-def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) -> list[float | None]:
+def checked(scores: object, batch: RewardBatch, allowed: tuple[float, float]) -> list[float | None]:
     """Check that there is one score per image, each None or a finite number in the reward's range; returns them."""
-    numbers = [None if score is None else float(score) for score in scores]
+    if isinstance(scores, str) or not isinstance(scores, Iterable):
+        raise BadScore(f"returned {scores!r} in place of one score for each image")
+    numbers = [None if score is None else _number(score, row) for row, score in enumerate(scores)]
     if len(numbers) != len(batch.prompts):
         raise BadScore(f"returned {len(numbers)} scores for {len(batch.prompts)} images")
     low, high = allowed
@@ -208,6 +210,16 @@ def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) ->
         if not low <= number <= high:
             raise BadScore(f"returned {number} for image {row} of its batch, outside its range [{low}, {high}]", row)
     return numbers
+
+
+def _number(score: object, row: int) -> float:
+    """A text is no number, even where Python would read one from it: the reward that returns it has a bug."""
+    try:
+        if not isinstance(score, str | bytes):
+            return float(score)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch, of several numbers
+        pass
+    raise BadScore(f"returned {score!r} ({type(score).__name__}) for image {row} of its batch, not a number", row)
 
 
 def _with_timeout(call: Callable[[], T], seconds: float | None) -> T:
