@@ -82,13 +82,13 @@ def student_interval(values: Sequence[float] | npt.NDArray[np.float64]) -> Inter
     return Interval(mean, mean - reach, mean + reach)
 
 
-def student_reach(squared_error: float, freedom: float) -> float:
-    """Half the width of a 95 % interval, from the squared standard error and its degrees of freedom."""
-    return _student_quantile(freedom) * math.sqrt(squared_error)
+def student_reach(squared_error: float, freedom: float, level: float = LEVEL) -> float:
+    """Half the width of an interval, from the squared standard error and its degrees of freedom."""
+    return _student_quantile(freedom, level) * math.sqrt(squared_error)
 
 
 @functools.lru_cache
-def _student_quantile(freedom: float) -> float:
+def _student_quantile(freedom: float, level: float) -> float:
     from scipy.stats import t  # a second to import, which commands without intervals should not pay
 
-    return float(t.ppf((1 + LEVEL) / 2, freedom))
+    return float(t.ppf((1 + level) / 2, freedom))

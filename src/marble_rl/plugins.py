@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -18,6 +18,12 @@ from marble_rl.errors import InputError, suggestion
 from marble_rl.section import UNKNOWN_TYPE, Section
 
 PartT = TypeVar("PartT")
+
+
+def did_you_mean(type_name: str, known: Sequence[str]) -> str:
+    """A hint for an unknown type: an import path with a dot in place of its colon, or a name that is spelt alike."""
+    module, dot, name = type_name.rpartition(".")
+    return f" Did you mean {f'{module}:{name}'!r}?" if dot and module else suggestion(type_name, known)
 
 
 def import_path(path: str, key: str) -> Any:
@@ -55,7 +61,7 @@ class Registry(Generic[PartT]):
         path = self.built_in.get(type_name, type_name)
         if ":" not in path:
             raise InputError(
-                f"{key}: unknown type {type_name!r}.{suggestion(type_name, list(self.built_in))} "
+                f"{key}: unknown type {type_name!r}.{did_you_mean(type_name, list(self.built_in))} "
                 f"Valid: {', '.join(self.built_in)}; or an import path `package.module:name`"
             )
         part = import_path(path, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from marble_rl.diagnose.analysis import (
     merged,
     qp_facts,
     signal,
+    signal_intervals,
     true_cosines,
     unbiased_products,
 )
@@ -88,15 +90,30 @@ def test_noise_counts_as_agreement_only_in_batch() -> None:
 def test_cross_products_are_unbiased() -> None:
     noisy = unbiased_products(products(60, 3.0))[:K, :K]
     assert noisy == pytest.approx(truth() @ truth().T, abs=0.12)
-    assert true_cosines(products(60, 1.0), K) == pytest.approx(truth() @ truth().T, abs=0.05)
+    found = products(60, 1.0)
+    assert true_cosines(found, signal_intervals(found, K)) == pytest.approx(truth() @ truth().T, abs=0.05)
 
 
-def test_cosines_of_pure_noise_are_not_told() -> None:
-    pure = products(3, 1e6)
-    cosines = true_cosines(pure, K)
-    negative = unbiased_products(pure).diagonal()[:K] <= 0
-    assert cosines[negative].isnan().all()
-    assert not cosines[~negative][:, ~negative].isnan().any()
+@pytest.mark.parametrize("seed", range(4))
+def test_cosines_of_pure_noise_are_not_told(seed: int) -> None:
+    pure = products(10, 1e6, seed)
+    signals = signal_intervals(pure, K)
+    known = torch.tensor([one is not None and one.low > 0 for one in signals])
+    cosines = true_cosines(pure, signals)
+    assert known.sum() <= 1
+    assert cosines[~known].isnan().all()
+    assert cosines[:, ~known].isnan().all()
+
+
+def test_signals_lie_in_their_intervals_and_no_cosine_is_impossible() -> None:
+    inside = 0
+    for seed in range(20):
+        found = products(20, 3.0, seed)
+        signals = signal_intervals(found, K)
+        inside += sum(one is not None and one.low <= 0.1 <= one.high for one in signals)
+        cosines = true_cosines(found, signals)
+        assert (cosines[~cosines.isnan()].abs() <= 1).all()
+    assert inside >= 0.9 * 20 * K
 
 
 def test_signal_at_other_batch_sizes() -> None:
@@ -251,7 +268,7 @@ def measured(g: Tensor, rewards: int) -> Measured:
 def shown(found: Diagnosis, folder: Path) -> str:
     """What is printed of a diagnosis. It is also written and read."""
     text = io.StringIO()
-    print_diagnosis(found, Console(width=200, file=text))
+    print_diagnosis(found, Console(width=200, file=text), everything=True)
     found.write(folder / "diagnosis.json")
     assert Diagnosis.read(folder / "diagnosis.json") == found
     return text.getvalue()
@@ -286,6 +303,7 @@ def test_a_reward_without_any_gradient(tmp_path: Path) -> None:
         assert found.directions[name].each[1] is None
     assert [found.signal[size][1] for size in found.signal] == [0.0] * len(found.signal)
     assert "mean_gram" in shown(found, tmp_path)
+    assert "No gradient at all for r1" in found.answers[0].answer
 
 
 def test_three_rewards_of_which_one_is_silent_at_times(tmp_path: Path) -> None:
@@ -302,8 +320,49 @@ def test_next_to_nothing(batches: int, tmp_path: Path) -> None:
     found = analyse(measured(g, 2), step=0)
     assert not found.directions["marble"].independent
     assert bool(found.directions["marble"].in_batch) == bool(batches)
-    assert ("marble " in shown(found, tmp_path)) == bool(batches)
+    assert ("\n  marble " in shown(found, tmp_path)) == bool(batches)
     assert found.applied["marble"].min_cos is None
+
+
+# Answers in words
+
+
+def answered(batches: int, noise: float) -> list[str]:
+    return [one.answer for one in analyse(measured(gradients(batches, noise), K), step=0).answers]
+
+
+def test_clear_gradients_give_clear_answers() -> None:
+    """The truth: the first two rewards agree, the third opposes the first, and next to that the second."""
+    enough, opposed, rule = answered(60, 0.5)
+    assert enough.startswith("Yes for r0 (")
+    assert "cannot" not in enough + opposed
+    assert opposed.startswith("r0 / r2, r1 / r2. In agreement: r0 / r1.")
+    assert rule.startswith("marble: better than ")
+    assert "and serves it (cosine +" in rule
+
+
+def test_little_signal_names_the_batch_size_that_has_enough() -> None:
+    """Noise six times as long as the signal: 1 of 37, and 1 of 10 where noise is a quarter of it."""
+    enough, *_ = answered(80, 6.0)
+    factors = [int(one) for one in re.findall(r"about (\d)x rollout.groups", enough)]
+    assert enough.startswith("Too little for r0")
+    assert len(factors) == 3
+    assert all(3 <= factor <= 6 for factor in factors)
+
+
+def test_noise_gets_no_answer_but_a_number_of_batches() -> None:
+    at_the_boundary, *_ = answered(5, 3.0)  # 1 of 10
+    lost, opposed, rule = answered(5, 20.0)
+    assert "Too little for r0 (at most" in lost
+    for answer in (at_the_boundary, opposed, rule):
+        assert "5 batches cannot tell" in answer
+        assert not re.search(r"--batches \d\b", answer), "more than there were"
+    assert "No two of them for certain" in opposed
+
+
+def test_one_reward_has_only_one_question() -> None:
+    g = orthogonal(5)[:, [0, 2]]
+    assert [one.question for one in analyse(measured(g, 1), step=0).answers] == ["Is there enough signal?"]
 
 
 # What is measured

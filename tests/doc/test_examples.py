@@ -66,7 +66,7 @@ def test_block_runs(page: Path, line: int, code: str) -> None:
     run(page, line, code)
 
 
-@pytest.mark.parametrize("index", [0, 1], ids=["plain PyTorch", "DiffusionNFT loop"])
+@pytest.mark.parametrize("index", [1, 2, 4], ids=["plain PyTorch", "DiffusionNFT loop", "accelerate"])
 def test_harmonizer_examples_improve_every_reward(index: int) -> None:
     page = ROOT / "docs" / "harmonizer.md"
     names = run(page, *python_blocks(page)[index])

@@ -64,7 +64,7 @@ class Family:
 
     def plain(self, folder: Path, model: Any) -> Any:
         """The same folder, opened by diffusers alone."""
-        pipeline = model.pipeline_class.from_pretrained(folder)
+        pipeline = model.diffusers_class().from_pretrained(folder)
         pipeline.set_progress_bar_config(disable=True)
         self.prepare(pipeline, model)
         return pipeline

@@ -204,3 +204,32 @@ class FailsElsewhere(After):
 def greedy(images: list[np.ndarray], prompts: list[str]) -> list[float]:
     """More than any machine has."""
     return list(np.empty(1 << 60, np.uint8))
+
+
+class QuotedOnly(RewardBase):
+    """Applies to prompts with text in quotes, as rewards that read text do."""
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        return '"' in prompt.text
+
+    def score(self, batch: RewardBatch) -> list[float]:
+        return steady(list(batch.images), [])
+
+
+def constant(images: list[np.ndarray], prompts: list[str]) -> list[float]:
+    return [0.5] * len(images)
+
+
+def in_words(images: list[np.ndarray], prompts: list[str]) -> list[str]:
+    return ["0.5"] * len(images)
+
+
+def one_word(images: list[np.ndarray], prompts: list[str]) -> str:
+    return "good"
+
+
+class FindsBlue(RewardBase):
+    traits = Traits(range=(0.0, 1.0))
+
+    def score(self, batch: RewardBatch) -> list[float]:
+        return [float((image == (0, 0, 255)).all()) for image in batch.images]

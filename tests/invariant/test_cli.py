@@ -139,3 +139,40 @@ def test_trainer_from_python(config_file: Path, tmp_path: Path) -> None:
     assert result.steps == 2
     assert (result.lora / "pytorch_lora_weights.safetensors").exists()
     assert "reward/bright" in result.metrics
+
+
+@pytest.mark.parametrize("command", [(), ("train",), ("diagnose",), ("config", "show"), ("rewards", "check")])
+def test_flags_take_no_value(command: tuple[str, ...]) -> None:
+    shown = marble(*command, "--help")
+    assert shown.code == 0
+    assert "--help" in shown.out
+    assert "<bool>" not in shown.out
+
+
+def test_groups_that_leave_a_source_without_prompts(config_file: Path) -> None:
+    outcome = marble("config", "check", config_file, "--set", "prompts.train.0.share=9")
+    assert outcome.code == 2
+    assert "4 groups are too few for the prompt sources: 'colours', whose share is 1 of 10, gets none" in outcome.err
+    assert "Use 10 groups" in outcome.err
+
+
+def test_a_constant_reward_is_told_once_in_a_run_and_not_again_after_resume(config_file: Path, tmp_path: Path) -> None:
+    rewards = "rewards=[{name: small, type: jpeg_compressibility}, {name: flat, type: 'rewards_for_tests:constant'}]"
+    settings = ["--set", rewards, "--set", "rollout.updates=1", "--set", "trainer.save_every=1"]
+    told = [train(config_file, tmp_path / "run", *settings, "--set", "trainer.steps=4").err]
+    told += [
+        train(config_file, tmp_path / "run", *settings, "--set", f"trainer.steps={steps}", "--resume").err
+        for steps in (7, 12)
+    ]
+    said = ["'flat' was constant in the last 20 groups" in text for text in told]
+    assert said == [False, True, False], "four groups a step: after the fifth"
+    assert "warning after step 5: reward 'flat'" in told[1]
+    assert "'small' was constant" not in "".join(told)
+
+
+@pytest.mark.full
+def test_the_builder_of_tiny_pipelines_is_quiet(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tools.tiny", str(tmp_path / "tiny")]
+    done = subprocess.run(command, cwd=CONFIGS[0].parents[1], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.startswith("wrote a tiny random sd3 pipeline")

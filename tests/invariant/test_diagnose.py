@@ -65,9 +65,23 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
     colour = [sample["advantages"][2] for sample in found["samples"] if sample["source"] == "things"]
     assert set(colour) == {None}, "the reward does not apply to these"
 
-    shown = marble("diagnose", run, "--batches", 3, "--out", tmp_path / "shown")
+    shown = marble("diagnose", run, "--batches", 3, "--all", "--out", tmp_path / "shown")
     assert shown.code == 0
     assert "between_refreshes" in shown.out
+
+
+def test_answers_come_first_then_one_table(run: Path, tmp_path: Path) -> None:
+    outcome = marble("diagnose", run, "--batches", 4, "--out", tmp_path)
+    assert outcome.code == 0, outcome.err
+    questions = ("enough signal?", "oppose each other?", "serves the worst reward best?")
+    places = [outcome.out.index(question) for question in (*questions, "weighted_sum         fixed")]
+    assert places == sorted(places)
+    assert "4 batches cannot tell; use" in outcome.out.replace("\n", " ").replace("  ", " ")
+    assert "between_refreshes" not in outcome.out
+    assert outcome.out.count("\n ─") == 1, "one table"
+    found = json.loads((tmp_path / "diagnosis.json").read_text())
+    assert len(found["answers"]) == 3
+    assert all(cosine is None or -1 <= cosine <= 1 for row in found["cosines"] for cosine in row)
 
 
 def test_bad_input(run: Path, tmp_path: Path) -> None:

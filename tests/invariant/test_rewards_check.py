@@ -63,6 +63,9 @@ def test_a_picture_and_a_prompt_of_ones_own(tmp_path: Path) -> None:
         ({"type": "rewards_for_tests:After", "params": {"what": "nan", "calls": 1}}, "returned nan"),
         ({"type": "rewards_for_tests:After", "params": {"what": "raise", "calls": 0}}, "fell over"),
         ({"type": "rewards_for_tests:Fickle"}, "declares itself deterministic"),
+        ({"type": "rewards_for_tests:constant"}, "gave 0.5 to 6 different pictures; a constant reward teaches nothing"),
+        ({"type": "rewards_for_tests:in_words"}, "returned '0.5' (str) for image 0 of its batch, not a number"),
+        ({"type": "rewards_for_tests:one_word"}, "returned 'good' in place of one score for each image"),
     ],
 )
 def test_bad_rewards_are_told_and_the_others_checked(tmp_path: Path, reward: dict[str, Any], says: str) -> None:
@@ -74,6 +77,25 @@ def test_bad_rewards_are_told_and_the_others_checked(tmp_path: Path, reward: dic
     assert says in bad["error"]
     assert (good["error"], good["finite"]) == (None, True)
     assert "1 of 2 rewards failed: bad" in outcome.err
+
+
+def test_nothing_found_is_no_error_and_pictures_that_differ_settle_it(tmp_path: Path) -> None:
+    """A reward for something that no test picture shows is at the end of its range for all of them."""
+    reward = {"name": "finds", "type": "rewards_for_tests:FindsBlue"}
+    outcome = check(tmp_path, reward)
+    assert outcome.code == 0
+    assert "finds: gave 0 to 6 different pictures" in outcome.out
+    for colour, name in (((0, 0, 255), "good.png"), ((255, 0, 0), "bad.png")):
+        Image.new("RGB", (30, 20 if name == "good.png" else 40), colour).save(tmp_path / name)
+    more = ("--image", tmp_path / "good.png", "--image", tmp_path / "bad.png")
+    (found,) = json.loads(check(tmp_path, reward, more=(*more, "--json")).out)
+    assert (found["score"], found["lowest"], found["highest"], found["warning"]) == (1.0, 0.0, 1.0, None)
+
+
+def test_a_path_with_a_dot_in_place_of_the_colon(tmp_path: Path) -> None:
+    outcome = check(tmp_path, {"name": "mine", "type": "my_rewards.mine"})
+    assert outcome.code == 2
+    assert "Did you mean 'my_rewards:mine'?" in outcome.err
 
 
 @pytest.mark.parametrize(

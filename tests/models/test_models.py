@@ -84,7 +84,7 @@ def test_the_page_on_adding_a_model_knows_every_family_and_its_defaults() -> Non
     for column, (pipeline, adapter) in enumerate(FAMILIES.items()):
         module, _, name = adapter.partition(":")
         family = getattr(importlib.import_module(module), name)
-        assert table["pipeline class"][column] == f"`{pipeline}`" == f"`{family.pipeline_class.__name__}`"
+        assert table["pipeline class"][column] == f"`{pipeline}`" == f"`{family.pipeline_class}`"
         tokens = next(cells for title, cells in table.items() if title.startswith("text tokens"))
         assert tokens[column].startswith(str(family.default_text))
         targets = table["LoRA targets"]

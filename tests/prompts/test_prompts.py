@@ -84,5 +84,5 @@ def test_updates_and_halves_are_balanced_in_all_and_by_source(groups: int, updat
 def test_too_many_groups_are_refused() -> None:
     with pytest.raises(InputError, match=r"lower rollout\.groups"):
         prompt_set({"a": 3, "b": 40}).check_groups(8)
-    with pytest.raises(InputError, match="leaves none"):
+    with pytest.raises(InputError, match=r"gets none\. Use 101 groups"):
         prompt_set({"a": 3, "b": 40}, {"a": 0.01}).check_groups(8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from marble_rl.cli.shared import quiet_libraries, set_library_verbosity
 from tools.tiny import BUILDERS
 
 if __name__ == "__main__":
@@ -12,5 +13,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--family", choices=BUILDERS, default="sd3")
     arguments = parser.parse_args()
+    set_library_verbosity()
+    quiet_libraries()
     BUILDERS[arguments.family](arguments.folder)
     print(f"wrote a tiny random {arguments.family} pipeline to {arguments.folder}")

@@ -34,7 +34,9 @@ from marble_rl.balancing.guards import Pull, pull_of_guards
 from marble_rl.balancing.harmonizer import MAX_BOOST
 from marble_rl.balancing.min_norm import min_norm
 from marble_rl.balancing.momenta import DECAY, STORED_AS, Momenta
+from marble_rl.balancing.own_loop import OwnLoop
 from marble_rl.balancing.proportional import ProportionalShares, proportional_shares
+from marble_rl.gradients.accumulate import RewardGradients
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,14 @@ class FairShares:
     """What the guards add; None without guards"""
 
 
-class FairHarmonizer:
+class FairHarmonizer(OwnLoop):
     """Balances K rewards in any training loop by proportional fairness between their momenta. Needs torch and scipy.
 
     >>> fair = FairHarmonizer(rewards=["ocr", "aesthetic"])
+    >>> fair.backward([loss_ocr, loss_aesthetic], params)    # in place of loss.backward()
+
+    The parts of `backward`, for other loops:
+
     >>> weights = fair.update(g).weights                     # g [K, P]: gradient of mean_i A_ki * slope_i, every step
     >>> update = weights.to(g) @ g                           # for the optimizer
     """
@@ -73,8 +79,9 @@ class FairHarmonizer:
         priorities: Mapping[str, float] | None = None,
         guards: Sequence[str] = (),
         stored_as: torch.dtype = STORED_AS,
+        adv_clip: float = 5.0,
     ) -> None:
-        """``stored_as``: dtype of the momenta."""
+        """``stored_as``: dtype of the momenta. ``adv_clip``: bound of the advantages that `backward` gets."""
         if not rewards or len(set(rewards)) != len(rewards):
             raise ValueError(f"rewards must be a non-empty list of distinct names, got {list(rewards)}")
         if not 0.0 <= momentum < 1.0:
@@ -85,7 +92,10 @@ class FairHarmonizer:
             unknown = sorted(names - set(rewards))
             if unknown:
                 raise ValueError(f"{what} names {unknown}, which are not among the rewards {list(rewards)}")
+        if adv_clip <= 0:
+            raise ValueError(f"adv_clip must be positive, got {adv_clip}")
         self.rewards = tuple(rewards)
+        self.adv_clip = adv_clip
         self.momentum = momentum
         self.ridge = ridge
         self._priorities = torch.tensor([(priorities or {}).get(name, 1.0) for name in rewards], dtype=torch.float64)
@@ -161,3 +171,11 @@ class FairHarmonizer:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.momenta.load_state_dict(state)
+
+    def _coefficients(self) -> Tensor | None:
+        return None
+
+    def _weigh(self, gradients: RewardGradients) -> Tensor:
+        if self._guards:
+            raise ValueError("backward knows no guards: give their rates to update(g, rates)")
+        return self.update(gradients.g).weights

@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 
 from marble_rl.balancing.direction import Direction, common_direction
+from marble_rl.balancing.own_loop import OwnLoop
+from marble_rl.gradients.accumulate import RewardGradients
 
 MAX_BOOST = 10.0
 """Upper limit of the factor mean(n) / n_k, in case a smoothed norm is small by chance"""
@@ -42,10 +44,14 @@ class Coefficients(Direction):
     """[K] float64, smoothed lengths of the gradients; NaN for rewards that have not had a gradient yet."""
 
 
-class Harmonizer:
+class Harmonizer(OwnLoop):
     """Balances K rewards in any training loop. Needs only torch and scipy.
 
     >>> harmonizer = Harmonizer(rewards=["ocr", "aesthetic"])
+    >>> harmonizer.backward([loss_ocr, loss_aesthetic], params)  # in place of loss.backward()
+
+    ``Harmonizer(rewards, rule="fair")`` is a `FairHarmonizer`. The parts of `backward`, for other loops:
+
     >>> if harmonizer.should_refresh(step):                   # every N optimizer steps: one gradient per reward
     ...     gram = g.double() @ g.double().T                  # g [K, P]: gradient of mean_i A_ki * slope_i
     ...     coefficients = harmonizer.refresh(gram)
@@ -53,6 +59,13 @@ class Harmonizer:
     ... else:                                                 # in between: one backward pass in all
     ...     advantage = harmonizer.combine(advantages)        # [N, K] -> [N]
     """
+
+    def __new__(cls, *args: Any, rule: str = "marble", **settings: Any) -> Any:
+        if rule == "fair" and cls is Harmonizer:
+            from marble_rl.balancing.fair_harmonizer import FairHarmonizer
+
+            return FairHarmonizer(*args, **settings)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -62,7 +75,11 @@ class Harmonizer:
         apply: Literal["alpha", "alpha_over_norm"] = "alpha",
         uniform_after: int | None = None,
         adv_clip: float = 5.0,
+        *,
+        rule: Literal["marble"] = "marble",
     ) -> None:
+        if rule != "marble":
+            raise ValueError(f"rule must be 'marble' or 'fair', got {rule!r}")
         if not rewards or len(set(rewards)) != len(rewards):
             raise ValueError(f"rewards must be a non-empty list of distinct names, got {list(rewards)}")
         if refresh_every < 1:
@@ -154,7 +171,12 @@ class Harmonizer:
         return self._uniform() if self.in_uniform_stage(step) else self.alpha_bar
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rewards": list(self.rewards), "alpha_bar": self._alpha_bar.tolist(), "norms": norms_state(self._norms)}
+        state = {
+            "rewards": list(self.rewards),
+            "alpha_bar": self._alpha_bar.tolist(),
+            "norms": norms_state(self._norms),
+        }
+        return {**state, "updates": self.updates} if self.updates else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if tuple(state["rewards"]) != self.rewards:
@@ -164,6 +186,13 @@ class Harmonizer:
         self._alpha_bar = torch.tensor(state["alpha_bar"], dtype=torch.float64)
         if "norms" in state:
             self._norms = norms_from(state["norms"])
+        self.updates = state.get("updates", 0)
+
+    def _coefficients(self) -> Tensor | None:
+        return None if self.should_refresh(self.updates) else self.applied(self.updates)
+
+    def _weigh(self, gradients: RewardGradients) -> Tensor:
+        return self.refresh(gradients.gram).weights
 
     def _smoothed(self, d: Direction) -> Tensor:
         """Step 10: the new alpha_bar. Rewards without a gradient keep theirs; the others sum to what remains of 1."""

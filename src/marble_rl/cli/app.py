@@ -14,7 +14,7 @@ from marble_rl.cli.failures import show_tracebacks
 from marble_rl.cli.init import init
 from marble_rl.cli.measuring import compare, diagnose, report
 from marble_rl.cli.runs import runs
-from marble_rl.cli.shared import set_library_verbosity
+from marble_rl.cli.shared import Command, Group, set_library_verbosity
 from marble_rl.cli.train import train
 from marble_rl.cli.using import evaluate, export, sample
 from marble_rl.distributed.world import launched
@@ -36,6 +36,7 @@ COMMANDS: dict[Callable[..., None], str] = {
 
 app = typer.Typer(
     name="marble",
+    cls=Group,
     help="Fine-tune a diffusion or flow-matching model on many rewards at once, without reward weights.",
     epilog="Start with: marble train mini-demo --out runs/first",
     no_args_is_help=True,
@@ -43,7 +44,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for command, example in COMMANDS.items():
-    app.command(epilog=f"Example: marble {example}")(command)
+    app.command(cls=Command, epilog=f"Example: marble {example}")(command)
 app.add_typer(config.app, name="config")
 app.add_typer(rewards.app, name="rewards")
 app.add_typer(rating.app, name="rate")

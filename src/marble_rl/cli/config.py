@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marble_rl.cli.shared import AsJson, ConfigPath, Overrides, print_json, quiet_libraries
-from marble_rl.errors import InputError, count_of
+from marble_rl.cli.shared import AsJson, Command, ConfigPath, Group, Overrides, print_json, quiet_libraries
+from marble_rl.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from marble_rl.config.run import RunConfig
+    from marble_rl.runs.plan import Plan, Source
 
-app = typer.Typer(help="Look at a config before running it.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Look at a config before running it.", no_args_is_help=True)
 
 
-@app.command("show", epilog="Example: marble config show configs/mini-demo.yaml --set trainer.steps=5")
+@app.command("show", cls=Command, epilog="Example: marble config show configs/mini-demo.yaml --set trainer.steps=5")
 def config_show(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -59,34 +64,96 @@ def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, l
     return estimated.to_json(), describe(estimated, run, device)
 
 
-@app.command("check", epilog="Example: marble config check configs/mini-demo.yaml")
+@app.command("check", cls=Command, epilog="Example: marble config check configs/mini-demo.yaml")
 def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Check a config, its prompts and its rewards, without loading a model."""
     from marble_rl.config import load_config
 
     run = load_config(config, overrides or [])
     from marble_rl.runs.inputs import check_inputs
+    from marble_rl.runs.plan import plan, prompt_remarks
     from marble_rl.runs.trackers import check_trackers
 
     inputs = check_inputs(run)
     check_trackers(run.logging.trackers)
-    images = run.rollout.groups * run.rollout.group_size
-    sizes = {name: len(prompts) for name, prompts in inputs.train.sources.items()}
-    facts = {
-        "rewards": list(run.trained_rewards),
-        "balance": run.balance.type,
-        "prompts": sizes,
-        "images_per_rollout": images,
-        "steps": run.trainer.steps,
-        "remarks": list(inputs.remarks),
-    }
+    planned = plan(run, inputs)
+    remarks = [*inputs.remarks, *prompt_remarks(planned, run, inputs)]
     if as_json:
+        facts = {
+            "rewards": list(run.trained_rewards),
+            "balance": run.balance.type,
+            "prompts": {name: len(prompts) for name, prompts in inputs.train.sources.items()},
+            "images_per_rollout": planned.images,
+            "steps": run.trainer.steps,
+            "plan": planned.to_json(),
+            "remarks": remarks,
+        }
         print_json(facts)
     else:
-        sources = ", ".join(f"{name} ({count})" for name, count in sizes.items())
-        typer.echo(
-            f"{config}: ok. {run.balance.type} on {', '.join(run.trained_rewards)}; prompts: {sources}; "
-            f"{count_of(images, 'image')} a rollout, {count_of(run.trainer.steps, 'step')}"
-        )
-        for remark in inputs.remarks:
+        typer.echo(f"{config}: ok. {run.balance.type} on {', '.join(run.trained_rewards)}")
+        print_plan(planned, run, config)
+        for remark in remarks:
             typer.echo(f"warning: {remark}")
+
+
+def print_plan(planned: Plan, run: RunConfig, config: Path) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from marble_rl.runs.plan import cost
+
+    splits = list(dict.fromkeys(source.split for source in planned.sources))
+    names = list(dict.fromkeys(source.name for source in planned.sources))
+    by_place = {(source.name, source.split): source for source in planned.sources}
+
+    def row(label: str, shown: Callable[[Source], str]) -> None:
+        """One cell for each source: of its training prompts / of its held-out prompts."""
+        cells = [
+            [shown(by_place[name, split]) if (name, split) in by_place else "" for split in splits] for name in names
+        ]
+        table.add_row(label, *(one[0] if len(set(one)) == 1 else " / ".join(one) for one in cells))
+
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("train / held out" if len(splits) > 1 else "", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right")
+    row("prompts", lambda source: f"{source.prompts:,}")
+    row("groups a rollout", lambda source: _count(source.groups))
+    if planned.text_limit is not None:
+        row(f"over {planned.text_limit} tokens", lambda source: _count(source.too_long))
+    table.add_section()
+    for reward in run.rewards:
+        label = f"{reward.name}*" if reward.held_out else reward.name
+        row(label, partial(_applies, reward.name))
+    Console().print(table)
+    typer.echo("Prompts that each reward applies to. * evaluation only")
+    if planned.text_limit is None:
+        typer.echo(f"Prompts: not checked for their length; the tokenizer of {run.model.path} is not on this machine.")
+    for line in cost(planned):
+        typer.echo(line)
+    if planned.seconds is None:
+        typer.echo("Time: no run in runs/ has these settings; the first steps of a run will tell.")
+    if planned.model is None:
+        typer.echo(
+            f"Disk and memory: the model is not on this machine; marble config show {config} fetches its configs."
+        )
+    else:
+        typer.echo(
+            f"Disk: {_size(planned.model.disk)} for {run.trainer.keep_checkpoints} checkpoints and the LoRA. Memory: "
+            f"at least {_size(planned.model.memory)} for weights, adapters and gradients; marble config show {config} "
+            "estimates all of it."
+        )
+
+
+def _count(count: int | None) -> str:
+    return f"{count:,}" if count else "-"
+
+
+def _applies(reward: str, source: Source) -> str:
+    count = source.rewards.get(reward, 0)
+    return "all" if count == source.prompts else _count(count)
+
+
+def _size(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"

@@ -50,13 +50,15 @@ def diagnose(
     batches: Annotated[int, typer.Option(min=3, help="Fresh mini-batches to measure.")] = 50,
     checkpoint: CheckpointName = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the figures. Default: RUN/diagnosis.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Print all tables, not the answers alone.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Measure how well each way to combine the rewards serves each of them.
+    """Is there enough signal, which rewards oppose each other, and which rule serves the worst one?
 
-    Draws fresh mini-batches with the run's policy and computes one gradient per reward from each. Directions are
-    compared in the batch they were made from, as in the paper, and on independent batches, which is more informative.
+    Draws fresh mini-batches with the run's policy and computes one gradient per reward from each. Ways to combine them
+    are compared in the batch they were made from, as in the paper, and on independent batches, which is more
+    informative.
     """
     quiet_libraries()
     from rich.console import Console
@@ -71,9 +73,10 @@ def diagnose(
     if as_json:
         print_json(diagnosis.to_json())
     else:
-        print_diagnosis(diagnosis, Console())
+        print_diagnosis(diagnosis, Console(), everything)
         charts = f"; marble report {run} shows it in charts" if out is None else ""
-        typer.echo(f"\nWrote {folder / 'diagnosis.json'}{charts}")
+        more = "" if everything else "; --all prints the other tables"
+        typer.echo(f"\nWrote {folder / 'diagnosis.json'}{more}{charts}")
 
 
 def compare(

@@ -7,17 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marble_rl.cli.shared import AsJson, ConfigPath, Device, Overrides, print_json, quiet_libraries, serve_extra
+from marble_rl.cli.shared import (
+    AsJson,
+    Command,
+    ConfigPath,
+    Device,
+    Group,
+    Overrides,
+    print_json,
+    quiet_libraries,
+    serve_extra,
+)
 from marble_rl.errors import count_of
 
 if TYPE_CHECKING:
     from marble_rl.config.run import RunConfig
     from marble_rl.rewards.core.settings import RewardConfig
 
-app = typer.Typer(help="Rewards that can be trained on.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Rewards that can be trained on.", no_args_is_help=True)
 
 
-@app.command("list", epilog="Example: marble rewards list")
+@app.command("list", cls=Command, epilog="Example: marble rewards list")
 def rewards_list(as_json: AsJson = False) -> None:
     """List the built-in rewards. Any `package.module:name` works too."""
     from marble_rl.rewards.core.registry import describe_built_in
@@ -30,19 +40,22 @@ def rewards_list(as_json: AsJson = False) -> None:
             typer.echo(f"{name:24}{text}")
 
 
-@app.command("check", epilog="Example: marble rewards check configs/mini.yaml --only ocr --image sign.png")
+@app.command("check", cls=Command, epilog="Example: marble rewards check configs/mini.yaml --only ocr --image sign.png")
 def rewards_check(
     config: ConfigPath,
     overrides: Overrides = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Check this reward; may be repeated. Default: all.")
     ] = None,
-    image: Annotated[Path | None, typer.Option(help="Picture to score. Default: a built-in test picture.")] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Picture to score; may be repeated. Default: built-in test pictures."),
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="Its prompt. Default: the first that a reward applies to.")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Score a sample picture with each reward of CONFIG: score, latency, memory, finite, deterministic.
+    """Score different pictures with each reward of CONFIG: scores, latency, memory, finite, deterministic, constant.
 
     CONFIG may be a run's config, or have a `rewards` section only. Every reward is loaded and called as in training.
     Exit code 1 if one of them fails.
@@ -66,11 +79,11 @@ def rewards_check(
     given = [] if prompt is None else [Prompt(0, prompt, "given")]
     sources = settings.prompts.train
     known = given or (load_prompts(sources, "prompts.train").prompts if sources else [])
-    picture = None if image is None else read_picture(image)
+    pictures = [read_picture(path) for path in image or []]
     chosen = pick_device(device, "--device")
     scorer = Scorer(configs, build_rewards(configs))
     with Console(stderr=True).status("checking rewards"):
-        checks = [check_reward(scorer[name], chosen, known, picture) for name in scorer.names]
+        checks = [check_reward(scorer[name], chosen, known, pictures) for name in scorer.names]
     if as_json:
         print_json([asdict(check) for check in checks])
     else:
@@ -80,7 +93,9 @@ def rewards_check(
         raise ChecksFailed(f"{len(failed)} of {count_of(len(checks), 'reward')} failed: {', '.join(failed)}")
 
 
-@app.command("serve", epilog="Example: marble rewards serve configs/mini.yaml --only pickscore --only hpsv2")
+@app.command(
+    "serve", cls=Command, epilog="Example: marble rewards serve configs/mini.yaml --only pickscore --only hpsv2"
+)
 def rewards_serve(
     config: ConfigPath,
     overrides: Overrides = None,

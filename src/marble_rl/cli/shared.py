@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from marble_rl.errors import InputError
 
@@ -31,6 +32,24 @@ CheckpointName = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def _without_types(params: list[Any]) -> list[Any]:
+    """A flag takes no value, so its help should show no type."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
 
 
 def print_json(value: object) -> None:

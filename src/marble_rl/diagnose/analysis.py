@@ -15,7 +15,7 @@ How the intervals are made: intervals.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -34,14 +34,30 @@ NEAR_ZERO = 0.05
 
 def direction_figures(products: Tensor, weights: Tensor, rewards: int) -> DirectionFigures:
     """Of d_m = sum_j weights_mj g_mj."""
-    along = torch.einsum("nkmj,mj->mnk", products[:, :rewards], weights)  # d_m . g_nk
-    squared = torch.einsum("mj,mjmi,mi->m", weights, products, weights)  # |d_m|^2
-    same_reward = torch.einsum("mknk->kmn", products[:, :rewards, :, :rewards])
+    along, squared, same_reward = _parts(products, weights, rewards)
     cosines = _cosines(along, torch.einsum("knn->nk", same_reward), squared[:, None])
     rest = _rest(along, same_reward, squared)
     return DirectionFigures(
         _in_batch(cosines), independent_figures(cosines), _named(rest[: len(FIGURES)]), rest[len(FIGURES) :]
     )
+
+
+def _parts(products: Tensor, weights: Tensor, rewards: int) -> tuple[Tensor, Tensor, Tensor]:
+    """d_m.g_nk [M, M, K], |d_m|^2 [M] and g_mk.g_nk [K, M, M]."""
+    along = torch.einsum("nkmj,mj->mnk", products[:, :rewards], weights)
+    squared = torch.einsum("mj,mjmi,mi->m", weights, products, weights)
+    return along, squared, torch.einsum("mknk->kmn", products[:, :rewards, :, :rewards])
+
+
+def worst_served(products: Tensor, weights: Tensor, rewards: int) -> Callable[[Tensor], Tensor]:
+    """Of some batches: the cosine of d_m with the mean gradient of the others, mean over m, of the reward where it is
+    smallest."""
+    along, squared, same_reward = _parts(products, weights, rewards)
+
+    def figure(kept: Tensor) -> Tensor:
+        return _figures(_rest_cosines(along, same_reward, squared, kept).nanmean(0))[0]
+
+    return figure
 
 
 def _cosines(along: Tensor, gradients: Tensor, directions: Tensor) -> Tensor:
@@ -83,15 +99,24 @@ def _rest(along: Tensor, same_reward: Tensor, squared: Tensor) -> list[Interval 
     """
 
     def figures(kept: Tensor) -> Tensor:
-        others = 1 - torch.eye(len(kept), dtype=along.dtype)
-        # Of sums: a cosine does not change with the length of what it is taken with.
-        products = (others[..., None] * along[kept][:, kept]).sum(1)
-        lengths = (others @ same_reward[:, kept][:, :, kept] * others).sum(2).T
-        cosines = _cosines(products, lengths, squared[kept])
+        cosines = _rest_cosines(along, same_reward, squared, kept)
         return torch.cat([_figures(cosines).nanmean(0), cosines.nanmean(0)])
 
     took_part = ((squared > 0) | (torch.einsum("kmm->mk", same_reward) > 0).any(1)).nonzero()[:, 0]
     return jackknife(figures, took_part, [*FIGURES.values(), *[COSINE] * len(same_reward)])
+
+
+def _rest_cosines(along: Tensor, same_reward: Tensor, squared: Tensor, kept: Tensor) -> Tensor:
+    """[M', K] among the batches ``kept``: cosines of d_m with the mean gradient of the others."""
+    along, same = along[kept][:, kept], same_reward[:, kept][:, :, kept]
+    # Of sums: a cosine does not change with the length of what it is taken with. All batches without the one itself:
+    # |S - g_m|^2 = |S|^2 - 2 S.g_m + |g_m|^2.
+    products = along.sum(1) - torch.einsum("mmk->mk", along)
+    own = torch.einsum("kmm->km", same)
+    lengths = same.sum((1, 2))[:, None] - 2 * same.sum(2) + own
+    # Where only batch m has a gradient, rounding leaves a length that is not one.
+    lengths = lengths.where(lengths > 1e-12 * own, 0.0)
+    return _cosines(products, lengths.T, squared[kept])
 
 
 def _named(intervals: Sequence[Interval | None]) -> Figures:
@@ -116,11 +141,31 @@ def unbiased_products(products: Tensor) -> Tensor:
     return (everything - same) / (count * (count - 1))
 
 
-def true_cosines(products: Tensor, rewards: int) -> Tensor:
-    """[K, K]: cosines between the rewards' true gradients; NaN for a reward whose estimated signal is not positive."""
+def attenuated_cosines(products: Tensor, rewards: int) -> Tensor:
+    """[K, K]: mu_k.mu_l / (E|g_k|^2 E|g_l|^2)^1/2, unbiased products over noisy lengths. The diagonal is the signal of
+    each reward; the others have the sign of the true cosine, and can be estimated where that cannot. NaN where a reward
+    has no gradient."""
     mu = unbiased_products(products)[:rewards, :rewards]
-    length = mu.diagonal().clamp_min(0).sqrt()
-    return torch.where((length[:, None] * length) > 0, mu / (length[:, None] * length), torch.nan)
+    length = (torch.einsum("mjmj->j", products)[:rewards] / len(products)).sqrt()
+    return mu / torch.where(length > 0, length, torch.nan)[:, None] / length
+
+
+def true_cosines(products: Tensor, signals: Sequence[Interval | None]) -> Tensor:
+    """[K, K]: cosines between the rewards' true gradients; NaN where the ``signals`` [K] of one may be 0: its length is
+    then not known, and the quotient may be anything. Noise may take a cosine beyond 1; it is cut there."""
+    found = attenuated_cosines(products, len(signals))
+    known = [signal is not None and signal.low > 0 for signal in signals]
+    length = found.diagonal().sqrt().where(torch.tensor(known), torch.nan)
+    return (found / length[:, None] / length).clamp(-1.0, 1.0)
+
+
+def signal_intervals(products: Tensor, rewards: int) -> list[Interval | None]:
+    """[K]: the signal of each reward at the run's batch size; None for one without a gradient."""
+    return jackknife(
+        lambda kept: attenuated_cosines(products[kept][:, :, kept], rewards).diagonal(),
+        torch.arange(len(products)),
+        [SHARE] * rewards,
+    )
 
 
 def signal(products: Tensor, rewards: int, size: float = 1.0) -> Tensor:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from marble_rl.balancing.direction import common_direction, raw_direction, rescaled
+from marble_rl.balancing.fair_harmonizer import FairHarmonizer
 from marble_rl.balancing.min_norm import min_norm
+from marble_rl.balancing.momenta import DECAY
 from marble_rl.balancing.nearest_gram import nearest_gram
 
 Rule = Callable[[Tensor], Tensor]
@@ -19,6 +21,7 @@ MEANINGS = {
     "uniform": "the mean of the rewards' gradients (equal coefficients on advantages)",
     "unit_mean": "the mean of the unit gradients",
     "marble": "the min-norm point of this batch's unit gradients (the paper's refresh)",
+    "fair": "fair shares for the rewards' momenta (balance.type: fair)",
     "min_variance": "the same of the advantages instead of the gradients: their mix with the smallest variance",
     "marble_no_norm": "the min-norm point without unit length (the paper's ablation)",
     "between_refreshes": "the run's smoothed coefficients on advantages (the paper's other steps)",
@@ -36,6 +39,7 @@ def directions(products: Tensor, advantages: Tensor, rewards: int, alpha_bar: Te
     plain = torch.einsum("mjmi->mji", products)
     rules = _rules(products, rewards, alpha_bar)
     weights = {name: torch.stack([rule(gram) for gram in plain]) for name, rule in rules.items()}
+    weights["fair"] = _fair(products, rewards)
     weights["min_variance"] = torch.stack([_padded(common_direction(of).weights) for of in advantages])
     return {name: weights[name] for name in MEANINGS if name in weights}
 
@@ -58,6 +62,18 @@ def _rules(products: Tensor, rewards: int, alpha_bar: Tensor | None) -> dict[str
     mean = _among(min_norm(unit).alpha, known)
     rules["mean_gram"] = lambda gram: _padded(_per_length(mean, gram))
     return rules
+
+
+def _fair(products: Tensor, rewards: int) -> Tensor:
+    """[M, J]: what the momenta of each reward give for the gradients of each batch. The momenta are those after this
+    batch and the ones before it, the last ones before the first."""
+    count, k = len(products), rewards
+    ages = (torch.arange(count)[:, None] - torch.arange(count)) % count
+    parts = (1 - DECAY) * DECAY ** ages.to(products.dtype)  # m_k of batch m = sum_n parts_mn g_nk
+    half = torch.einsum("mn,nkpl->mkpl", parts, products[:, :k, :, :k])
+    momenta = torch.einsum("mp,mkpl->mkl", parts, half)
+    rule = FairHarmonizer([str(i) for i in range(k)])
+    return torch.stack([_padded(rule.shares_for(gram).weights) for gram in momenta])
 
 
 def _among(share: Tensor, known: Tensor) -> Tensor:

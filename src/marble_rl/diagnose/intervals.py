@@ -28,7 +28,7 @@ from marble_rl.intervals import LEVEL, Interval, student_interval, student_reach
 FEWEST = 3
 """Batches that a jackknife needs: with one of them left out there must still be a pair."""
 ENOUGH = 20
-"""Batches; with fewer, figures without an interval (signal, cosines between rewards) may be anything."""
+"""Batches; with fewer, figures without an interval (signal by batch size, cosines between rewards) are rough."""
 UNCHANGED = 1e-20
 """A squared error below it is rounding; figures are of the order of 1."""
 
@@ -38,8 +38,8 @@ def few(batches: int) -> str:
     if batches >= ENOUGH:
         return ""
     return (
-        f"{batches} batches are few: intervals are wide, and signal and cosines between rewards, which have none, may "
-        "be anything. Give --batches 50."
+        f"{batches} batches are few: intervals are wide, and the figures without one (signal at other batch sizes, "
+        "cosines between rewards) are rough. Give --batches 50."
     )
 
 
@@ -64,6 +64,8 @@ class Bounds:
 
 
 COSINE = Bounds(-1.0, 1.0)
+DIFFERENCE = Bounds(-2.0, 2.0)
+"""Of two cosines"""
 SHARE = Bounds(0.0, 1.0)
 RATE = Bounds(0.0, 1.0, is_rate=True)
 
@@ -79,7 +81,9 @@ def mean_over_batches(values: Sequence[float], bounds: Bounds) -> Interval | Non
     return bounds.cut(student_interval(values)) if len(values) > 1 else Interval(values[0], *bounds.everything)
 
 
-def jackknife(figures: Callable[[Tensor], Tensor], batches: Tensor, bounds: Sequence[Bounds]) -> list[Interval | None]:
+def jackknife(
+    figures: Callable[[Tensor], Tensor], batches: Tensor, bounds: Sequence[Bounds], level: float = LEVEL
+) -> list[Interval | None]:
     """[F] intervals of ``figures``, a function of the indices of some batches -> [F] float64 (NaN: unknown).
 
     ``batches``: the indices of those that take part; the degrees of freedom are one less. Where they are too few, or
@@ -90,17 +94,17 @@ def jackknife(figures: Callable[[Tensor], Tensor], batches: Tensor, bounds: Sequ
     if len(batches) >= FEWEST:
         without = torch.stack([figures(batches[batches != left_out]) for left_out in batches])  # [M, F]
         errors = ((len(batches) - 1) * without.var(0, unbiased=False)).tolist()
-    return [_interval(*one, len(batches)) for one in zip(means, errors, bounds, strict=True)]
+    return [_interval(*one, len(batches), level) for one in zip(means, errors, bounds, strict=True)]
 
 
-def _interval(mean: float, squared_error: float, bounds: Bounds, batches: int) -> Interval | None:
+def _interval(mean: float, squared_error: float, bounds: Bounds, batches: int, level: float) -> Interval | None:
     if math.isnan(mean):
         return None
     if math.isnan(squared_error):
         return Interval(mean, *bounds.everything)
     if bounds.is_rate and squared_error < UNCHANGED:
         return bounds.cut(Interval(mean, *_exact_ends(mean, batches)))
-    reach = student_reach(squared_error, batches - 1)
+    reach = student_reach(squared_error, batches - 1, level)
     return bounds.cut(Interval(mean, mean - reach, mean + reach))
 
 

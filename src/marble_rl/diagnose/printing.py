@@ -9,19 +9,39 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from marble_rl.diagnose.answers import RULES
 from marble_rl.diagnose.intervals import few
 from marble_rl.diagnose.record import AdvantageFacts, Diagnosis, Figures
 from marble_rl.intervals import Interval
 
 
-def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+def print_diagnosis(diagnosis: Diagnosis, console: Console, everything: bool = False) -> None:
+    """Answers and one table; with ``everything`` all tables."""
     console.print(
         f"{diagnosis.batches} fresh mini-batches of {diagnosis.images} images, policy after step {diagnosis.step}",
         markup=False,
     )
+    for one in diagnosis.answers:
+        console.print(f"\n{one.question}", style="bold", markup=False)
+        console.print(one.answer, markup=False, highlight=False)
+    console.print()
     if warning := few(diagnosis.batches):
         console.print(warning, style="yellow", soft_wrap=True)
+    console.print(_rewards(diagnosis))
+    console.print(
+        "signal: share of the squared gradient that is not noise; below 0.10 a reward hardly learns. Then, by rule: "
+        "cosine of its update with the reward's gradient in the other batches. ± 95 % interval, ? where a figure "
+        "cannot be estimated",
+        style="dim",
+    )
+    if everything:
+        _print_the_rest(diagnosis, console)
+
+
+def _print_the_rest(diagnosis: Diagnosis, console: Console) -> None:
     console.print(_directions(diagnosis))
+    for name in diagnosis.directions:
+        console.print(f"{name}: {diagnosis.meanings.get(name, '?')}", style="dim", markup=False)
     console.print(
         "smallest cosine with a reward's gradient; conflict: how often it is negative in another batch", style="dim"
     )
@@ -54,6 +74,18 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", no_wrap=not i)
+    return table
+
+
+def _rewards(diagnosis: Diagnosis) -> Table:
+    """One row for each reward: its signal, and how each rule serves it."""
+    shown = {name: diagnosis.directions[name] for name in RULES if name in diagnosis.directions}
+    table = _table("", "reward", "signal", *(RULES[name] for name in shown))
+    signals = diagnosis.signal_intervals or [None] * len(diagnosis.names)
+    for k, (name, signal) in enumerate(zip(diagnosis.names, signals, strict=True)):
+        served = (figures.each[k] if figures.each else None for figures in shown.values())
+        share = "?" if signal is None or signal.low <= 0 else f"{signal.mean:.2f} ±{signal.half_width:.2f}"
+        table.add_row(name, share, *(_centred(one) for one in served))
     return table
 
 
@@ -98,7 +130,9 @@ def _signals(diagnosis: Diagnosis) -> Table:
 
 
 def _cosines(diagnosis: Diagnosis) -> Table:
-    table = _table("Cosines between the rewards' true gradients (? where one is lost in noise)", "", *diagnosis.names)
+    table = _table(
+        "Cosines between the rewards' true gradients (? where the signal of one may be 0)", "", *diagnosis.names
+    )
     for name, row in zip(diagnosis.names, diagnosis.cosines, strict=True):
         table.add_row(name, *(_known(c, "+.2f") for c in row))
     return table
@@ -113,6 +147,10 @@ def _coefficients(facts: AdvantageFacts, names: Sequence[str]) -> Table:
 
 def _both(figures: Figures) -> str:
     return f"{figures['min_cos'].mean:+.3f} {figures['conflict'].mean:.2f}" if figures else "?"
+
+
+def _centred(interval: Interval | None) -> str:
+    return "?" if interval is None else f"{interval.mean:+.2f} ±{interval.half_width:.2f}"
 
 
 def _shown(interval: Interval | None) -> str:

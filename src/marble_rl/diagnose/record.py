@@ -78,6 +78,14 @@ class Sample:
     """[K]; None where a reward does not apply."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A question in words, and what the batches say to it."""
+
+    question: str
+    answer: str
+
+
 class Diagnosis(Record):
     """Gradients of one checkpoint on fresh mini-batches."""
 
@@ -90,14 +98,18 @@ class Diagnosis(Record):
     batches: int
     images: int
     """In each batch."""
+    answers: list[Answer] = Field(default_factory=list)
+    """Empty in diagnoses of older versions."""
     directions: dict[str, DirectionFigures]
     larger: dict[PositiveInt, dict[str, DirectionFigures]] = Field(default_factory=dict)
     """The same for batches so many times as large, as far as there are enough."""
     applied: dict[str, AppliedFigures] = Field(default_factory=dict)
     signal: dict[PositiveFloat, list[Maybe]]
     """By batch size relative to the run's: [K]."""
+    signal_intervals: list[Interval | None] = Field(default_factory=list)
+    """[K] at the run's batch size; None for a reward without a gradient. Empty in diagnoses of older versions."""
     cosines: list[list[Maybe]]
-    """[K, K] between the rewards' true gradients; None where one is lost in noise."""
+    """[K, K] between the rewards' true gradients; None where the signal of one may be 0."""
     advantages: AdvantageFacts | None = None
     """None in diagnoses of older versions."""
     qp: QpFacts

@@ -19,8 +19,10 @@ from marble_rl.diagnose.analysis import (
     merged,
     qp_facts,
     signal,
+    signal_intervals,
     true_cosines,
 )
+from marble_rl.diagnose.answers import answers
 from marble_rl.diagnose.directions import MEANINGS, directions
 from marble_rl.diagnose.intervals import FEWEST
 from marble_rl.diagnose.measure import Measured, measure
@@ -81,16 +83,19 @@ def _scratch(out: Path) -> Iterator[Path]:
 def analyse(measured: Measured, step: int | None) -> Diagnosis:
     k, products = len(measured.names), measured.products
     sizes = [size for size in LARGER if len(products) // size >= FEWEST]
+    signals = signal_intervals(products, k)
     return Diagnosis(
         names=measured.names,
         step=step,
         batches=len(products),
         images=measured.images,
+        answers=answers(measured.names, products, measured.directions, signals),
         directions=_figures(products, measured.directions, k),
         larger={size: _larger(measured, size) for size in sizes},
         applied={name: _applied(cosines) for name, cosines in measured.applied.items()},
         signal={size: signal(products, k, size).tolist() for size in SIZES},
-        cosines=true_cosines(products, k).tolist(),
+        signal_intervals=signals,
+        cosines=true_cosines(products, signals).tolist(),
         advantages=advantage_facts(products, measured.advantages, k),
         qp=qp_facts(products, k),
         samples=measured.samples,

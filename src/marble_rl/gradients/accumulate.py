@@ -20,6 +20,7 @@ Two methods give the same gradients. "fused": one backward pass for all columns 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -69,6 +70,8 @@ class RewardGradients:
     """[J - columns, P]: the gradients that `first` left out"""
     by_passes: tuple[int, ...] = ()
     """Positions in ``params`` of parameters that no fused layer supports: they cost a backward pass per column."""
+    reached: tuple[int, ...] = ()
+    """Positions in ``params`` of parameters that the losses depend on"""
 
     @property
     def products(self) -> Products:
@@ -118,18 +121,23 @@ class GradientAccumulator:
             raise ValueError("params is empty: there is nothing to differentiate")
         self.columns = columns
         sizes = [p.numel() for p in self.params]
-        first = self.params[0]
         # Halves are only needed for products of columns; without columns one sum is enough.
         halves = HALVES if columns and keep_halves else 1
         count = halves * (columns + 1) * sum(sizes)
-        # One buffer for one all-reduce: the gradients, the number of rows of each half, and the caller's sums.
-        self._buffer = torch.zeros(count + HALVES + _SPARE + columns, dtype=first.dtype, device=first.device)
+        # One buffer for one all-reduce: the gradients, which parameters they reach, the number of rows of each half,
+        # and the caller's sums. Half precision could not count the rows.
+        dtype = functools.reduce(torch.promote_types, {p.dtype for p in self.params}, torch.float32)
+        self._buffer = torch.zeros(
+            count + len(sizes) + HALVES + _SPARE + columns, dtype=dtype, device=self.params[0].device
+        )
         # Row j of half h is the gradient of column j; the last row is the shared part.
         self._sums = self._buffer[:count].view(halves, columns + 1, sum(sizes))
         self._views = [
             [[chunk.view_as(p) for chunk, p in zip(row.split(sizes), self.params, strict=True)] for row in half]
             for half in self._sums
         ]
+        self._reached = self._buffer[count : count + len(sizes)]
+        """[number of params]: above 0 for those that the losses depend on"""
         self._rows = [0] * HALVES
         self._by_passes: set[int] = set()
         self._finished = False
@@ -182,7 +190,7 @@ class GradientAccumulator:
         if world.size == 1:
             return sums
         counts = torch.tensor(self._rows, dtype=torch.float64)
-        tail = self._buffer[self._sums.numel() :]
+        tail = self._buffer[self._sums.numel() + len(self.params) :]
         tail[: HALVES + len(sums)] = torch.cat([counts, sums.to(counts)]).to(tail)
         world.sum_(self._buffer)
         totals = tail[: HALVES + len(sums)].to("cpu", torch.float64)
@@ -205,7 +213,8 @@ class GradientAccumulator:
         mean.div_(total)
         self._finished = True
         by_passes = tuple(sorted(self._by_passes))
-        return RewardGradients(mean[:-1], mean[-1], norms, **vars(products), by_passes=by_passes)
+        reached = tuple(self._reached.nonzero().flatten().tolist())
+        return RewardGradients(mean[:-1], mean[-1], norms, **vars(products), by_passes=by_passes, reached=reached)
 
     def _products(self) -> Products:
         if len(self._sums) == 1:
@@ -215,8 +224,11 @@ class GradientAccumulator:
     def _one_pass(self, slope: Tensor, columns: Tensor, half_masks: list[tuple[int, Tensor]]) -> None:
         """Fused layers add their gradients during the pass; autograd returns only those of unsupported parameters."""
         rows = [((columns * mask[:, None]).T, self._sums[h, :-1]) for h, mask in half_masks]
-        with ColumnSums(self.params, len(slope), rows).during_backward():
+        sums = ColumnSums(self.params, len(slope), rows)
+        with sums.during_backward():
             rest = torch.autograd.grad(slope, self.params, torch.ones_like(slope), retain_graph=True, allow_unused=True)
+        for i, p in enumerate(self.params):
+            self._reached[i] += id(p) in sums.added
         unsupported = [i for i, gradient in enumerate(rest) if gradient is not None]
         if unsupported:
             self._by_passes.update(unsupported)
@@ -258,13 +270,14 @@ class GradientAccumulator:
         return not self._lockstep and not bool(cotangents.count_nonzero())
 
     def _backward(
-        self, output: Tensor, cotangent: Tensor, which: Sequence[int], into: list[Tensor], keep: bool
+        self, output: Tensor, cotangent: Tensor | None, which: Sequence[int], into: list[Tensor], keep: bool
     ) -> None:
         params = [self.params[i] for i in which]
         gradients = torch.autograd.grad(output, params, cotangent, retain_graph=keep, allow_unused=True)
         for i, gradient in zip(which, gradients, strict=True):
             if gradient is not None:
                 into[i] += gradient
+                self._reached[i] = 1
 
 
 def reward_gradients(

@@ -52,6 +52,8 @@ class ColumnSums:
 
     def __init__(self, params: Sequence[Tensor], batch: int, columns: Sequence[tuple[Tensor, Tensor]]) -> None:
         self.batch = batch
+        self.added: set[int] = set()
+        """ids of the parameters that gradients were added for"""
         self._columns = columns
         self._places: dict[int, slice] = {}
         start = 0
@@ -77,6 +79,7 @@ class ColumnSums:
     def add(self, parameter: int, per_sample: Tensor, first: int = 0) -> None:
         """Add per-sample gradients [b, n] of samples ``first``, ``first + 1``, ..., weighted by the advantages."""
         place = self._places[parameter]
+        self.added.add(parameter)
         for advantages, rows in self._columns:
             part = advantages[:, first : first + len(per_sample)]
             rows[:, place].addmm_(part.to(rows), per_sample.to(rows))

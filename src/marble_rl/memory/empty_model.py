@@ -56,7 +56,7 @@ def build_empty(config: RunConfig, folder: Path) -> DiffusionModel:
                 parts[name] = cls(cls.config_class.from_pretrained(str(folder / name)))
             parts[name].tie_weights()
     text_length = config.model.text_length or min(adapter.default_text, _tokens(folder / adapter.text_tokenizer))
-    pipeline = adapter.pipeline_class(**parts)
+    pipeline = adapter.diffusers_class()(**parts)
     if hasattr(pipeline, "tokenizer_max_length"):
         pipeline.tokenizer_max_length = min(pipeline.tokenizer_max_length, _tokens(folder / "tokenizer"))
     return adapter(pipeline, torch.device("meta"), text_length, config.model.guidance)

@@ -27,13 +27,11 @@ from marble_rl.memory.empty_model import build_empty, config_folder
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.lora import LoraPolicy
-from marble_rl.models.precision import MemorySettings, memory_settings
+from marble_rl.models.precision import BITS, MemorySettings, memory_settings
 from marble_rl.types import HALVES
 
 FLOAT = 4
 """Bytes of a float32."""
-BITS = {"int8": 8.0, "nf4": 4.5}
-"""Bits per quantised weight; nf4 has a float32 scale for every 64 weights."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from diffusers.models.attention_dispatch import dispatch_attention_fn
 from torch import Tensor, nn
 
 from marble_rl.errors import InputError
@@ -34,6 +33,8 @@ def choose_backend(transformer: Any, family: str, backend: str) -> None:
 def check_backward(backend: str, device: torch.device, dtype: torch.dtype, head: int = HEAD) -> None:
     """Refuse a backend without a backward pass. Several have none, and silently cut off the gradients of all earlier
     layers."""
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+
     draw = torch.Generator().manual_seed(0)
     shape = (1, TOKENS, HEADS, head)
     inputs = [torch.randn(shape, generator=draw).to(device, dtype).requires_grad_() for _ in range(3)]

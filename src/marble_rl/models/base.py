@@ -3,7 +3,6 @@ one small file."""
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
-from peft import LoraConfig, get_peft_model_state_dict
 from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.attention import HEAD, check_backward, choose_backend, leave_norms_plain
+from marble_rl.models.lora_files import lora_metadata
 from marble_rl.models.precision import PLAIN, MemorySettings, autocast
 from marble_rl.models.quantization import quantization
 from marble_rl.storage import save_safetensors
@@ -75,8 +73,8 @@ class DiffusionModel(ABC):
     """Longest prompt that plain diffusers accepts, in tokens."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Names of the modules that are adapted by default."""
-    pipeline_class: ClassVar[Any]
-    """Of diffusers."""
+    pipeline_class: ClassVar[str]
+    """Name of diffusers' class: importing diffusers takes seconds, which a check of a config should not."""
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder",)
     """Attributes of the pipeline that hold its text encoders."""
     text_tokenizer: ClassVar[str] = "tokenizer"
@@ -129,10 +127,16 @@ class DiffusionModel(ABC):
         """Read a pipeline from a folder or the hub."""
         cls.check_supported(path)
         dtypes = {"vae": memory.vae_dtype, "default": memory.dtype}
-        pipeline = cls.pipeline_class.from_pretrained(path, dtype=dtypes, **quantization(memory))
+        pipeline = cls.diffusers_class().from_pretrained(path, dtype=dtypes, **quantization(memory))
         model = cls(pipeline, device, text_length, guidance)
         model.save_memory(memory)
         return model
+
+    @classmethod
+    def diffusers_class(cls) -> Any:
+        import diffusers
+
+        return getattr(diffusers, cls.pipeline_class)
 
     @classmethod
     def media(cls) -> Media:
@@ -263,8 +267,10 @@ class DiffusionModel(ABC):
 
     def write_lora(self, folder: Path, adapter: str) -> None:
         """Write an adapter for plain diffusers' ``load_lora_weights(folder)``, with the metadata for its scale."""
-        metadata = _lora_metadata(self.transformer.peft_config[adapter])
-        self.pipeline_class.save_lora_weights(
+        from peft import get_peft_model_state_dict
+
+        metadata = lora_metadata(self.transformer.peft_config[adapter])
+        self.diffusers_class().save_lora_weights(
             str(folder),
             transformer_lora_layers=get_peft_model_state_dict(self.transformer, adapter_name=adapter),
             save_function=lambda tensors, path: save_safetensors(Path(path), tensors, metadata),
@@ -277,23 +283,12 @@ class DiffusionModel(ABC):
     def plain_call(self) -> tuple[str, dict[str, Any]]:
         """The class of diffusers' pipeline, and the arguments with which calling it samples as marble does."""
         length = {} if self._text_length == self.default_text else {"max_sequence_length": self._text_length}
-        return self.pipeline_class.__name__, {**self.plain_guidance, **length}
+        return self.pipeline_class, {**self.plain_guidance, **length}
 
     @property
     def plain_guidance(self) -> dict[str, float]:
         """The argument of diffusers' pipeline that leaves classifier-free guidance off."""
         return {"guidance_scale": 1.0}
-
-
-def _lora_metadata(config: LoraConfig) -> dict[str, str]:
-    """Header of a LoRA file. Without the adapter's config plain diffusers guesses alpha, and the scale is wrong.
-
-    It holds only the keys that `LoraPolicy` sets: diffusers passes all of them to the reader's peft, and an older peft
-    fails on keys that it does not know. Settings of the initialisation are not needed to read the weights.
-    """
-    kept = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": sorted(config.target_modules)}
-    prefixed = {f"transformer.{key}": value for key, value in kept.items()}
-    return {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(prefixed, indent=2, sort_keys=True)}
 
 
 CACHE_BYTES = 4 << 30

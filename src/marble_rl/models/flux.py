@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import FluxPipeline
 from torch import Tensor
 
 from marble_rl.errors import InputError
@@ -35,7 +34,7 @@ class FluxConditioning(Conditioning):
 
 class FluxModel(DiffusionModel):
     name = "FLUX.1"
-    pipeline_class = FluxPipeline
+    pipeline_class = "FluxPipeline"
     takes_guidance = True
     text_parts = ("text_encoder", "text_encoder_2")
     text_tokenizer = "tokenizer_2"

@@ -10,13 +10,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.settings import LoraConfig
+
+if TYPE_CHECKING:
+    from peft import LoraConfig as PeftLoraConfig
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 METADATA = "lora_adapter_metadata"
@@ -144,3 +147,14 @@ def _other_model(file: Path, name: str) -> str:
 
 def _layer(name: str) -> str:
     return name.removeprefix(PREFIX).removesuffix(KINDS[0]).removesuffix(KINDS[1])
+
+
+def lora_metadata(config: PeftLoraConfig) -> dict[str, str]:
+    """Header of a LoRA file. Without the adapter's config plain diffusers guesses alpha, and the scale is wrong.
+
+    It holds only the keys that `LoraPolicy` sets: diffusers passes all of them to the reader's peft, and an older peft
+    fails on keys that it does not know. Settings of the initialisation are not needed to read the weights.
+    """
+    kept = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": sorted(config.target_modules)}
+    prefixed = {f"transformer.{key}": value for key, value in kept.items()}
+    return {"format": "pt", METADATA: json.dumps(prefixed, indent=2, sort_keys=True)}

@@ -11,6 +11,8 @@ import torch
 from marble_rl.models.settings import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BITS = {"int8": 8.0, "nf4": 4.5}
+"""Bits per quantised weight; nf4 has a float32 scale for every 64 weights."""
 
 
 @dataclass(frozen=True)

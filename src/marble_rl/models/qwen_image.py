@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from diffusers import QwenImagePipeline
 from torch import Tensor, nn
 
 from marble_rl.models.base import JOINT_ATTENTION, DiffusionModel, Geometry
@@ -33,7 +32,7 @@ class QwenImageConditioning(Conditioning):
 
 class QwenImageModel(DiffusionModel):
     name = "Qwen-Image"
-    pipeline_class = QwenImagePipeline
+    pipeline_class = "QwenImagePipeline"
     default_text = 512
     most_text = 1024
     lora_targets = JOINT_ATTENTION

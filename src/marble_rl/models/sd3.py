@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 from marble_rl.models.base import JOINT_ATTENTION, DiffusionModel, Geometry
@@ -24,7 +23,7 @@ class SD3Conditioning(Conditioning):
 
 class SD3Model(DiffusionModel):
     name = "Stable Diffusion 3"
-    pipeline_class = StableDiffusion3Pipeline
+    pipeline_class = "StableDiffusion3Pipeline"
     text_parts = ("text_encoder", "text_encoder_2", "text_encoder_3")
     text_tokenizer = "tokenizer_3"
     default_text = 256

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import WanPipeline
 from torch import Tensor
 
 from marble_rl.errors import InputError
@@ -31,7 +30,7 @@ class WanConditioning(Conditioning):
 
 class WanModel(DiffusionModel):
     name = "Wan 2.1"
-    pipeline_class = WanPipeline
+    pipeline_class = "WanPipeline"
     makes_videos = True
     default_text = 512
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
@@ -44,7 +43,7 @@ class WanModel(DiffusionModel):
 
     @classmethod
     def check_supported(cls, path: str) -> None:
-        index = WanPipeline.load_config(path)
+        index = cls.diffusers_class().load_config(path)
         if index.get("boundary_ratio") is not None or index.get("expand_timesteps"):
             raise ValueError("it is a Wan 2.2, whose two transformers or timesteps per token are not supported")
 

@@ -7,6 +7,7 @@ reshuffled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -54,11 +55,13 @@ class PromptSet:
 
     def check_groups(self, groups: int) -> None:
         """Every source must be present, and no prompt twice, in a rollout."""
-        for (name, prompts), count in zip(self.sources.items(), self.counts(groups), strict=True):
+        every = zip(self.sources.items(), self.counts(groups), self._shares, strict=True)
+        for (name, prompts), count, share in every:
             if count == 0:
+                enough = math.ceil(sum(self._shares) / min(self._shares))
                 raise InputError(
-                    f"rollout.groups: {groups} leaves none for the prompt source {name!r}; "
-                    f"use at least {len(self.sources)} groups or raise its share"
+                    f"rollout.groups: {groups} groups are too few for the prompt sources: {name!r}, whose share is "
+                    f"{share:g} of {sum(self._shares):g}, gets none. Use {enough} groups, or raise its share"
                 )
             if count > len(prompts):
                 raise InputError(

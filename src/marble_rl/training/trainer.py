@@ -30,17 +30,19 @@ from marble_rl.errors import (
 from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import EMA, LoraPolicy
-from marble_rl.runs.checkpoint import load_newest, restoring, save_checkpoint
+from marble_rl.runs.checkpoint import Checkpoint, load_newest, restoring, save_checkpoint
 from marble_rl.runs.folder import RunFolder, StartMode
 from marble_rl.runs.history import add_start
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.journal import Journal, tracker_settings
 from marble_rl.runs.layout import checkpoint_steps
+from marble_rl.runs.plan import Plan, cost, plan, prompt_remarks
 from marble_rl.runs.run_log import LOG, logging_to
 from marble_rl.runs.trackers import check_trackers
 from marble_rl.storage import storage_errors
 from marble_rl.training.base_images import BaseImages
 from marble_rl.training.batch import training_batch
+from marble_rl.training.constants import ConstantRewards
 from marble_rl.training.evaluations import Evaluations
 from marble_rl.training.experience import Experience, ExperienceSource
 from marble_rl.training.floors import Floors
@@ -69,10 +71,10 @@ class Trainer:
 
     # Set by _load, once the config has been checked.
     _model: DiffusionModel
-    _prompt_cache: PromptCache
     _source: ExperienceSource
     _learner: Learner
     _watches: Watches
+    _constants: ConstantRewards
     _floors: Floors
     _evaluations: Evaluations
     _journal: Journal
@@ -183,8 +185,8 @@ class Trainer:
                 self._experience = None
                 alarms = self._watches.observe(experience.means)
                 metrics |= experience.watched | self._watches.figures(alarms)
-                message = self._floors.commit(levels, metrics)
-                if message is not None:
+                below = self._floors.commit(levels, metrics)
+                for message in (*([] if below is None else [below]), *self._constants.observe(experience.scored)):
                     self._say(f"warning after step {self.step}: {message}")
         try:
             with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
@@ -210,54 +212,71 @@ class Trainer:
 
     def _load(self) -> None:
         """Load models, and the newest checkpoint where there is one."""
-        c, scorer = self.config, self._inputs.scorer
-        for change in self._changes:
-            if not change.free:
-                self._say(f"{change}: from here on the run differs from the one that was started")
-        for remark in self._inputs.remarks:
-            self._say(remark)
+        planned = plan(self.config, self._inputs, self.folder.path.parent) if self.world.first else None
+        self._remark_on_inputs(planned)
         # Rank 0 reads the checkpoint and broadcasts it, so that all ranks start from the same one.
         newest = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
         checkpoint = self.world.broadcast(newest)
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
         with self.console.status("loading models"):
-            self._model = load_base(c, self._device, self.world)
-            self._model.check_trainable()
-            policy = LoraPolicy(self._model.transformer, c.lora, self._model.lora_targets, c.trainer.seed)
-            remarks = scorer.load(self._device)
-            check_same_rewards(self.world, scorer.names)
-            # Checked again: before loading, a remote reward or a model on the hub could not be queried.
-            scorer.check_media(self._model.media())
-            self._inputs.check_applicability(c.trained_rewards)
+            policy, remarks = self._load_models()
         own, parameters = parameter_counts(self._model.transformer)
         if self.world.lockstep:
             remarks.append(f"base model sharded: {own:,} of {parameters:,} parameters on this rank")
-        for remark in remarks:
-            self._say(remark)
-        self._prompt_cache = PromptCache(self._model)
-        base = BaseImages(
-            c, scorer, self._model, policy, self._prompt_cache, self.world, self.folder.base_scores, self._say
-        )
-        self._source = ExperienceSource(c, self._inputs, self._model, policy, self._prompt_cache, self.world, base)
-        self._learner = Learner(c, self._model, policy, self.world, self.folder.path, self._say)
-        self._watches = Watches(c)
-        self._floors = Floors(c.guards)
-        self._evaluations = Evaluations(c, self._inputs, self._model, policy, self._prompt_cache, self.world, self._say)
+        self._build_stages(policy)
         if checkpoint:
-            with restoring(checkpoint, self.folder.path):
-                self._learner.restore(checkpoint)
-                self._watches.load_state_dict(checkpoint.state.get("watches", {}))
-                self._evaluations.load_state_dict(checkpoint.state)
-                if c.guards:
-                    self._floors.load_state_dict(checkpoint.state["floors"])
-        for line in introduction(c, self.folder.path, self._device, policy.flat.numel(), parameters):
+            self._restore(checkpoint)
+        about = introduction(self.config, self.folder.path, self._device, policy.flat.numel(), parameters)
+        for line in (*remarks, *([] if planned is None else cost(planned)), *about):
             self._say(line)
         self._evaluations.announce(self.step)
-        self._journal = Journal(c, self.folder, self.world, scorer, self._device, self.console, self.step)
+        scorer = self._inputs.scorer
+        self._journal = Journal(self.config, self.folder, self.world, scorer, self._device, self.console, self.step)
         if self.world.first:
             with storage_errors(str(self.folder.history)):
                 add_start(self.folder.history, self.step, self.world.size, str(self._device), self._changes)
+
+    def _remark_on_inputs(self, planned: Plan | None) -> None:
+        for change in self._changes:
+            if not change.free:
+                self._say(f"{change}: from here on the run differs from the one that was started")
+        about_prompts = [] if planned is None else prompt_remarks(planned, self.config, self._inputs)
+        for remark in (*self._inputs.remarks, *about_prompts):
+            self._say(remark)
+
+    def _load_models(self) -> tuple[LoraPolicy, list[str]]:
+        """Load the base model, its adapters and the rewards; with remarks on optional rewards that are left out."""
+        c, scorer = self.config, self._inputs.scorer
+        self._model = load_base(c, self._device, self.world)
+        self._model.check_trainable()
+        policy = LoraPolicy(self._model.transformer, c.lora, self._model.lora_targets, c.trainer.seed)
+        remarks = scorer.load(self._device)
+        check_same_rewards(self.world, scorer.names)
+        # Checked again: before loading, a remote reward or a model on the hub could not be queried.
+        scorer.check_media(self._model.media())
+        self._inputs.check_applicability(c.trained_rewards)
+        return policy, remarks
+
+    def _build_stages(self, policy: LoraPolicy) -> None:
+        c, model, cache = self.config, self._model, PromptCache(self._model)
+        scores = self.folder.base_scores
+        base = BaseImages(c, self._inputs.scorer, model, policy, cache, self.world, scores, self._say)
+        self._source = ExperienceSource(c, self._inputs, model, policy, cache, self.world, base)
+        self._learner = Learner(c, model, policy, self.world, self.folder.path, self._say)
+        self._watches = Watches(c)
+        self._constants = ConstantRewards(c.trained_rewards)
+        self._floors = Floors(c.guards)
+        self._evaluations = Evaluations(c, self._inputs, model, policy, cache, self.world, self._say)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        with restoring(checkpoint, self.folder.path):
+            self._learner.restore(checkpoint)
+            self._watches.load_state_dict(checkpoint.state.get("watches", {}))
+            self._constants.load_state_dict(checkpoint.state.get("constants", {}))
+            self._evaluations.load_state_dict(checkpoint.state)
+            if self.config.guards:
+                self._floors.load_state_dict(checkpoint.state["floors"])
 
     def _save(self) -> None:
         """Rank 0 writes the checkpoint; the other ranks wait for it."""
@@ -269,7 +288,10 @@ class Trainer:
         if self.world.first and self._learner.updater.intact:
             floors = {"floors": self._floors.state_dict()} if self.config.guards else {}
             state = self._learner.checkpoint(
-                watches=self._watches.state_dict(), **floors, **self._evaluations.state_dict()
+                watches=self._watches.state_dict(),
+                constants=self._constants.state_dict(),
+                **floors,
+                **self._evaluations.state_dict(),
             )
             keep, best = self.config.trainer.keep_checkpoints, self._evaluations.best_step
             save_checkpoint(self.folder.checkpoints, state, keep, best)

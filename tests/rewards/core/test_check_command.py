@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def checked(config: RewardConfig, device: torch.device = CPU, prompts: tuple[Prompt, ...] = ()) -> RewardCheck:
-    return check_reward(Scorer([config], build_rewards([config]))[config.name], device, prompts, None)
+    return check_reward(Scorer([config], build_rewards([config]))[config.name], device, prompts)
 
 
 def test_memory_on_the_cpu_is_not_compared_with_that_of_the_run_device() -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from scipy import ndimage
 
 from marble_rl.errors import InputError
 from marble_rl.mini.shapes import PAINT, SHAPES, SIZE, outline
@@ -63,6 +62,8 @@ class MiniDetector:
 
 
 def _objects(image: npt.NDArray[np.uint8]) -> list[Detection]:
+    from scipy import ndimage  # slow to import
+
     pixels = image.astype(float)
     painted = pixels.max(axis=-1) - pixels.min(axis=-1) > COLOURED
     paint = (_hues(pixels) @ _paint_hues().T).argmax(axis=-1)

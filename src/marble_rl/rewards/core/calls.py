@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -193,9 +193,11 @@ class BadScore(ValueError):
         self.row = row
 
 
-def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) -> list[float | None]:
+def checked(scores: object, batch: RewardBatch, allowed: tuple[float, float]) -> list[float | None]:
     """Check that there is one score per image, each None or a finite number in the reward's range; returns them."""
-    numbers = [score if score is None or isinstance(score, NotedScore) else float(score) for score in scores]
+    if isinstance(scores, str) or not isinstance(scores, Iterable):
+        raise BadScore(f"returned {scores!r} in place of one score for each image")
+    numbers = [None if score is None else _number(score, row) for row, score in enumerate(scores)]
     if len(numbers) != len(batch.prompts):
         raise BadScore(f"returned {count_of(len(numbers), 'score')} for {count_of(len(batch.prompts), 'image')}")
     low, high = allowed
@@ -207,3 +209,15 @@ def checked(scores: Scores, batch: RewardBatch, allowed: tuple[float, float]) ->
         if not low <= number <= high:
             raise BadScore(f"returned {number} for image {row} of its batch, outside its range [{low}, {high}]", row)
     return numbers
+
+
+def _number(score: object, row: int) -> float:
+    """A text is no number, even where Python would read one from it: the reward that returns it has a bug."""
+    if isinstance(score, NotedScore):
+        return score
+    try:
+        if not isinstance(score, str | bytes):
+            return float(score)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch, of several numbers
+        pass
+    raise BadScore(f"returned {score!r} ({type(score).__name__}) for image {row} of its batch, not a number", row)

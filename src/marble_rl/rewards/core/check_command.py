@@ -1,4 +1,4 @@
-"""`marble rewards check`: load each reward, score a sample picture, and compare the result with the reward's traits."""
+"""`marble rewards check`: load each reward, score different pictures, compare the result with the reward's traits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ SAMPLE_PROMPTS = (
     Prompt(3, "a red ball on a green meadow", "sample"),
 )
 """Tried in this order where the config has no prompt that a reward applies to."""
-BATCH = 4
 FRAMES = 8
 HOST = "host"
 
@@ -53,7 +52,10 @@ class RewardCheck:
     name: str
     prompt: str | None = None
     score: float | None = None
-    """Score of the sample image; None if the reward returned None."""
+    """Score of the first picture; None if the reward returned None."""
+    lowest: float | None = None
+    """Of all pictures"""
+    highest: float | None = None
     milliseconds: float | None = None
     """Time per image, measured on the second call with a batch"""
     memory_bytes: int | None = None
@@ -66,10 +68,12 @@ class RewardCheck:
     """Largest difference between an image's score in a batch and alone."""
     error: str | None = None
     """Why it failed, if it did."""
+    warning: str | None = None
+    """What may be wrong with it"""
 
 
 def check_reward(
-    reward: CalledReward, device: torch.device, prompts: Sequence[Prompt], image: Images | None
+    reward: CalledReward, device: torch.device, prompts: Sequence[Prompt], images: Sequence[Images] = ()
 ) -> RewardCheck:
     """Load the reward and score a few pictures with it. Its errors become part of the result."""
     before = _memory_in_use()  # on all devices: only after loading is it known which one the reward uses
@@ -78,7 +82,7 @@ def check_reward(
         prompt = next((p for p in prompts if reward.applies_to(p)), None) or _fitting_sample(reward)
         if prompt is None:
             return RewardCheck(reward.name, error="applies to none of the prompts; give one with --prompt")
-        return _scored(reward, prompt, image, before)
+        return _scored(reward, prompt, images, before)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a reward may call sys.exit
@@ -96,8 +100,8 @@ def _fitting_sample(reward: CalledReward) -> Prompt | None:
     return None
 
 
-def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: Mapping[str, int]) -> RewardCheck:
-    pictures = _variations(sample_picture(prompt) if image is None else image)
+def _scored(reward: CalledReward, prompt: Prompt, images: Sequence[Images], before: Mapping[str, int]) -> RewardCheck:
+    pictures = _pictures(images or [sample_picture(prompt)])
     if reward.traits.media == "video":
         pictures = _moving(pictures)
     batch = RewardBatch(pictures, [prompt] * len(pictures))
@@ -106,18 +110,35 @@ def _scored(reward: CalledReward, prompt: Prompt, image: Images | None, before: 
     alone = [reward.score_fresh(RewardBatch(pictures[i : i + 1], [prompt]))[0] for i in range(len(pictures))]
     place = _memory_key(reward.device)
     deterministic = first == second
-    broken = reward.traits.deterministic and not deterministic
+    known = [score for score in first if score is not None]
+    broken = "declares itself deterministic, but a second call returned other scores"
+    constant, is_error = _constant(known, reward.traits.range)
     return RewardCheck(
         reward.name,
         prompt.text,
         first[0],
+        min(known, default=None),
+        max(known, default=None),
         1000 * seconds / len(pictures),
         max(_memory_in_use()[place] - before[place], 0),
         True,  # `score_fresh` raises if a score is not finite
         deterministic,
         max((abs(a - b) for a, b in zip(first, alone, strict=True) if a is not None and b is not None), default=None),
-        "declares itself deterministic, but a second call returned other scores" if broken else None,
+        broken if reward.traits.deterministic and not deterministic else constant if is_error else None,
+        None if is_error else constant,
     )
+
+
+def _constant(scores: Sequence[float], limits: tuple[float, float]) -> tuple[str | None, bool]:
+    """What to say of a reward that gave all pictures the same score, and whether that is an error. At an end of its
+    range it is not: a reward for something that no picture shows gives 0 to all of them."""
+    if len(set(scores)) != 1:
+        return None, False
+    text = (
+        f"gave {scores[0]:g} to {len(scores)} different pictures; a constant reward teaches nothing. Give pictures "
+        "that it should tell apart: --image good.png --image bad.png"
+    )
+    return text, scores[0] not in limits
 
 
 def _timed(reward: CalledReward, batch: RewardBatch) -> tuple[Scores, float]:
@@ -161,11 +182,18 @@ def sample_picture(prompt: Prompt, size: int = 512) -> Images:
     return np.asarray(picture)
 
 
-def _variations(image: Images) -> Images:
-    """[BATCH, H, W, 3]: the picture itself, darker, mirrored, and with noise."""
-    noise = np.random.default_rng(0).integers(-40, 41, image.shape)
-    noisy = np.clip(image.astype(np.int64) + noise, 0, 255).astype(np.uint8)
-    return np.stack([image, image // 2, image[:, ::-1], noisy])
+def _pictures(given: Sequence[Images]) -> Images:
+    """[B, H, W, 3] in the size of the first one. A single picture: also darker, mirrored, with noise, and in its place
+    a grey area and blocks of colours. They have little in common, so that few rewards score all of them alike."""
+    image = given[0]
+    if len(given) > 1:
+        size = (image.shape[1], image.shape[0])
+        return np.stack([np.asarray(Image.fromarray(one).resize(size)) for one in given])
+    dice = np.random.default_rng(0)
+    noisy = np.clip(image.astype(np.int64) + dice.integers(-40, 41, image.shape), 0, 255).astype(np.uint8)
+    colours = Image.fromarray(dice.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+    blocks = np.asarray(colours.resize((image.shape[1], image.shape[0]), Image.Resampling.NEAREST))
+    return np.stack([image, image // 2, image[:, ::-1], noisy, np.full_like(image, 128), blocks])
 
 
 def _moving(pictures: Images) -> Images:
@@ -178,7 +206,7 @@ def print_checks(checks: Sequence[RewardCheck], rewards: Mapping[str, Traits], c
     """Print the results. ``rewards``: the traits of each reward."""
     table = Table(box=SIMPLE_HEAD, caption_justify="left")
     table.add_column("reward", no_wrap=True)
-    for column in ("score", "range", "ms/image", "MiB", "finite", "deter-\nministic", "in\nbatch"):
+    for column in ("score", "lowest", "highest", "range", "ms/\nimage", "MiB", "same\ntwice", "in\nbatch"):
         table.add_column(column, justify="right")
     for check in checks:
         if check.milliseconds is None:
@@ -186,11 +214,10 @@ def print_checks(checks: Sequence[RewardCheck], rewards: Mapping[str, Traits], c
             continue
         table.add_row(
             check.name,
-            "none" if check.score is None else f"{check.score:.4g}",
+            *("none" if score is None else f"{score:.3g}" for score in (check.score, check.lowest, check.highest)),
             _shown_range(*rewards[check.name].range),
-            f"{check.milliseconds:.1f}",
+            f"{check.milliseconds:.{1 if check.milliseconds < 100 else 0}f}",
             f"{(check.memory_bytes or 0) / 2**20:.0f}",
-            "yes" if check.finite else "no",
             "yes" if check.deterministic else "no",
             "" if check.batch_difference is None else f"±{check.batch_difference:.1g}",
         )
@@ -198,11 +225,18 @@ def print_checks(checks: Sequence[RewardCheck], rewards: Mapping[str, Traits], c
     for prompt in dict.fromkeys(check.prompt for check in checks if check.prompt is not None):
         names = ", ".join(check.name for check in checks if check.prompt == prompt)
         console.print(f"{prompt!r}: {names}", style="dim", markup=False, soft_wrap=True)
-    console.print("in batch: largest difference between an image's score in a batch and alone", style="dim")
+    console.print(
+        "score: of the first picture; lowest, highest: of all; same twice: deterministic; in batch: largest difference "
+        "between an image's score in a batch and alone",
+        style="dim",
+        soft_wrap=True,
+    )
     for check in checks:
+        if check.warning is not None:
+            console.print(f"{check.name}: {check.warning}", style="yellow", markup=False, soft_wrap=True)
         if check.error is not None:
             console.print(f"{check.name}: {check.error}", style="red", markup=False, soft_wrap=True)
 
 
 def _shown_range(low: float, high: float) -> str:
-    return "any" if math.isinf(low) and math.isinf(high) else f"{low:g} .. {high:g}"
+    return "any" if math.isinf(low) and math.isinf(high) else f"{low:.3g}..{high:.3g}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from marble_rl.errors import InputError, suggestion
-from marble_rl.plugins import import_path
+from marble_rl.plugins import did_you_mean, import_path
 from marble_rl.rewards.core.base import METADATA, FunctionReward, Reward, RewardBase
 from marble_rl.section import FOLDER, Section, explain
 
@@ -71,7 +71,7 @@ def _find(type_name: str, key: str) -> Any:
     path = BUILT_IN.get(type_name, type_name)
     if ":" not in path:
         raise InputError(
-            f"{key}: unknown reward {type_name!r}.{suggestion(type_name, list(BUILT_IN))} "
+            f"{key}: unknown reward {type_name!r}.{did_you_mean(type_name, list(BUILT_IN))} "
             f"Built in: {', '.join(BUILT_IN)}; or an import path `package.module:name`"
         )
     return import_path(path, key)
