@@ -106,7 +106,10 @@ CASES: dict[str, tuple[Any, list[str]]] = {
     ),
     "no prompts": (text(prompts={"train": [{"name": "a"}]}), ["one of `file`, `texts` and `generate`", "none of them"]),
     "more groups than prompts": (text(rollout={**ROLLOUT, "groups": 40}), ["rollout.groups", "lower rollout.groups"]),
-    "fewer groups than sources": (text(rollout={**ROLLOUT, "groups": 1}), ["rollout.groups", "at least 2 groups"]),
+    "fewer groups than sources": (
+        text(rollout={**ROLLOUT, "groups": 1}),
+        ["rollout.groups", "too few for the prompt sources", "Use 2 groups"],
+    ),
     "group size 1": (
         text(rollout={**ROLLOUT, "group_size": 1}),
         ["rollout.group_size: expected a number greater than or equal to 2, got 1"],

@@ -111,8 +111,9 @@ def test_what_was_measured_survives_what_cannot_be_told(
         raise ArithmeticError("for the test")
 
     monkeypatch.setattr("marble_rl.diagnose.measure.directions", fail)
-    with pytest.raises(ArithmeticError):
-        marble("diagnose", run, "--batches", 3, "--out", tmp_path)
+    outcome = marble("diagnose", run, "--batches", 3, "--out", tmp_path)
+    assert outcome.code == 70
+    assert "ArithmeticError: for the test" in outcome.err
     assert np.load(tmp_path / "products.npy").shape == (3, 4, 3, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["products.npy"], "the gradients are gone"
 

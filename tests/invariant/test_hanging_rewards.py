@@ -35,7 +35,8 @@ def test_a_long_wait_is_mentioned(tiny_sd3: Path, tmp_path: Path, monkeypatch: p
     assert "for 0.8 s (timeout" in outcome.err
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_gives_a_hanging_reward_up(tiny_sd3: Path, tmp_path: Path, times: int) -> None:
     """Once: after ten seconds of grace. Twice: at once. The run continues as if nothing had happened."""
     run = tmp_path / "run"

@@ -83,6 +83,7 @@ def test_a_server_that_dies_stops_the_run_with_everything_saved(tiny_sd3: Path, 
     assert lora_bytes(run) == lora_bytes(tmp_path / "own")
 
 
+@pytest.mark.full
 def test_a_server_that_restarts_is_waited_for(tiny_sd3: Path, tmp_path: Path) -> None:
     """Down for some seconds in the middle of the run: the log says so, and the weights are those without a server."""
     rewards = base_config(tiny_sd3)["rewards"]
