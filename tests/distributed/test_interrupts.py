@@ -63,3 +63,12 @@ def test_torchrun_may_pass_a_signal_on_twice() -> None:
         signal.raise_signal(signal.SIGTERM)
         assert interrupts.pending()
     assert said == ["SIGTERM: finishing this step, then saving."]
+
+
+def test_a_second_signal_waits_until_changes_are_complete() -> None:
+    with Interrupts(lambda text: None) as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        with interrupts.shielded():
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.raise_deferred()

@@ -183,6 +183,7 @@ def test_metrics_page_names_what_a_run_logs(config_file: Path, tmp_path: Path) -
 
     # Nothing is learnt, so that the second evaluation scores the images of the first.
     every_key = ("trainer.eval_every=3", "optimizer.lr=1.0e-30", "rewards.1.clip=[0.0,0.01]")
+    every_key += ("prompts.validation=[{name: new, texts: [a lamp, a red bell]}]",)
     every_key += ("rewards.2.held_out=true", "rewards.2.watch={}", "optimizer.non_finite=skip")
     lines: list[str] = []
     for name, rule in {"paper": (), "fair": ("balance={type: fair}",)}.items():

@@ -28,7 +28,8 @@ def test_a_copied_recipe_is_the_recipe_and_takes_the_example_reward(
 ) -> None:
     outcome = marble("init", name, "--out", tmp_path / "new")
     assert outcome.code == 0, outcome.err
-    assert f"marble train {tmp_path / 'new' / name}.yaml" in outcome.out
+    assert f"cd {tmp_path / 'new'}\n" in outcome.out
+    assert f"marble train {name}.yaml" in outcome.out
     copied, original = load_config(tmp_path / "new" / f"{name}.yaml"), load_config(name)
     assert copied.rewards == original.rewards
     assert marble("config", "check", tmp_path / "new" / f"{name}.yaml").code == 0
@@ -65,3 +66,9 @@ def test_unknown_names(tmp_path: Path) -> None:
 def test_a_recipe_is_checked_by_its_name() -> None:
     outcome = marble("config", "check", "mini-rare")
     assert outcome.code == 0, outcome.err
+
+
+def test_a_folder_of_the_same_name_does_not_hide_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert marble("init", "mini-demo", "--out", "mini-demo").code == 0
+    assert marble("config", "check", "mini-demo").code == 0

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from marble_rl.distributed.world import World
 from marble_rl.runs.log import Display, MetricsFile
-from marble_rl.runs.run_log import logging_to
+from marble_rl.runs.run_log import LOG, logging_to
 
 
 def test_metrics_file_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> None:
@@ -47,3 +47,13 @@ def test_display_shows_stage_rewards_and_time_left(terminal: bool, tmp_path: Pat
     assert "left" in shown
     assert ("gradients" in shown) == terminal
     assert "step 2/4  ocr 0.250" in (tmp_path / "train.log").read_text()
+
+
+def test_a_log_that_cannot_be_written_does_not_hide_the_error(tmp_path: Path) -> None:
+    def stopped() -> None:
+        with logging_to(tmp_path / "gone", World(), Console(quiet=True)):
+            LOG.warning("nobody reads this")
+            raise RuntimeError("the real one")
+
+    with pytest.raises(RuntimeError, match="the real one"):
+        stopped()

@@ -29,7 +29,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     report: "report runs/first --watch",
     export: "export runs/first --out my-lora",
     diagnose: "diagnose runs/mini --batches 50",
-    compare: "compare configs/mini.yaml --methods base,joint --seeds 0-4 --out runs/compare",
+    compare: "compare mini --methods base,joint --seeds 0-4 --out runs/compare",
     bench: "bench --out runs/bench",
 }
 """Each with an example, for its help."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=Group, help="Look at a config before running it.", no_args_is_help=True)
 
 
-@app.command("show", cls=Command, epilog="Example: marble config show configs/mini-demo.yaml --set trainer.steps=5")
+@app.command("show", cls=Command, epilog="Example: marble config show mini-demo --set trainer.steps=5")
 def config_show(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -64,7 +64,7 @@ def _estimated(run: RunConfig, on: str | None) -> tuple[dict[str, Any] | None, l
     return estimated.to_json(), describe(estimated, run, device)
 
 
-@app.command("check", cls=Command, epilog="Example: marble config check configs/mini-demo.yaml")
+@app.command("check", cls=Command, epilog="Example: marble config check mini-demo")
 def config_check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Check a config, its prompts and its rewards, without loading a model."""
     from marble_rl.config import load_config

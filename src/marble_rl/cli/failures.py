@@ -13,8 +13,8 @@ from marble_rl.errors import Interrupted, MarbleError
 
 UNFORESEEN = 70
 """Exit code of an error that is not in errors.py; EX_SOFTWARE of sysexits.h."""
-PACKAGE = str(Path(__file__).parents[1])
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+LIBRARIES = [Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))]
+"""Folders of this package and of Python's own modules."""
 
 _debug = False
 
@@ -76,5 +76,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_own(filename: str) -> bool:
-    in_a_file = not filename.startswith("<")  # such as <frozen importlib._bootstrap>
-    return in_a_file and not filename.startswith((PACKAGE, *LIBRARIES))
+    if filename.startswith("<"):  # such as <frozen importlib._bootstrap>
+        return False
+    file = Path(filename)
+    installed = {"site-packages", "dist-packages"}.intersection(file.parts)
+    return not installed and not any(file.is_relative_to(folder) for folder in LIBRARIES)

@@ -28,7 +28,7 @@ def init(
     files = copy_recipe(recipe, out)
     for file in files:
         typer.echo(file)
-    typer.echo(
-        f"\nEdit {files[0]}, then:\n\n  marble config check {files[0]}\n  marble rewards check {files[0]}\n"
-        f"  marble train {files[0]}"
-    )
+    name = files[0].name
+    there = [f"cd {out}"] if out != Path() else []  # rewards of your own are imported from the current folder
+    commands = [*there, f"marble config check {name}", f"marble rewards check {name}", f"marble train {name}"]
+    typer.echo("\n  ".join([f"\nEdit {files[0]}, then:\n", *commands]))

@@ -40,7 +40,7 @@ def rewards_list(as_json: AsJson = False) -> None:
             typer.echo(f"{name:24}{text}")
 
 
-@app.command("check", cls=Command, epilog="Example: marble rewards check configs/mini.yaml --only ocr --image sign.png")
+@app.command("check", cls=Command, epilog="Example: marble rewards check mini --only ocr --image sign.png")
 def rewards_check(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -93,9 +93,7 @@ def rewards_check(
         raise ChecksFailed(f"{len(failed)} of {count_of(len(checks), 'reward')} failed: {', '.join(failed)}")
 
 
-@app.command(
-    "serve", cls=Command, epilog="Example: marble rewards serve configs/mini.yaml --only pickscore --only hpsv2"
-)
+@app.command("serve", cls=Command, epilog="Example: marble rewards serve mini --only pickscore --only hpsv2")
 def rewards_serve(
     config: ConfigPath,
     overrides: Overrides = None,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from marble_rl.runs.overview import Latest, RunOverview
 
 DEFAULT = Path("runs")
-START = "marble train configs/mini-demo.yaml --out runs/first"
+START = "marble train mini-demo --out runs/first"
 STYLES = {"running": "green", "finished": "", "stopped": "yellow", "crashed": "red"}
 LEGEND = {
     "stopped": "stopped: everything logged is saved; --resume continues",

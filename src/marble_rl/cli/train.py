@@ -31,12 +31,14 @@ def train(
     Several GPUs: `torchrun --standalone --nproc-per-node 8 -m marble_rl.cli train CONFIG` (docs/distributed.md).
     """
     from marble_rl.config import load_config
+    from marble_rl.config.recipes import find_config
 
     mode: StartMode = "resume_or_start" if resume_or_start else "resume" if resume else "new"
-    folder = out or (config if config.is_dir() else Path("runs") / config.stem)
     world = join()
     with world.failing_together():
-        run = load_config(config, overrides or [])
+        file = find_config(config)
+        run = load_config(file, overrides or [])
+    folder = out or (config if file.parent == config else Path("runs") / file.stem)
     quiet_libraries()
     from rich.console import Console
 

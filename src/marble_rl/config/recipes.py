@@ -72,11 +72,13 @@ def find_config(path: Path) -> Path:
     """The file that a CONFIG argument means: a file, the config.json of a run folder, or a recipe by its name."""
     if path.is_dir() and (path / "config.json").is_file():
         return path / "config.json"
-    if path.exists() or len(path.parts) != 1 or path.suffix in (".yaml", ".yml", ".json"):
+    if path.is_file() or len(path.parts) != 1 or path.suffix in (".yaml", ".yml", ".json"):
         return path
     file = recipe_folder() / f"{path.name}.yaml"
     if file.is_file():
         return file
+    if path.exists():
+        return path
     names = list(recipes())
     raise InputError(
         f"CONFIG: {path.name!r} is neither a file nor a recipe.{suggestion(path.name, names)} Give the path of a YAML "

@@ -38,10 +38,12 @@ class Interrupts:
         torchrun itself kills a rank that takes too long."""
         self._received: int | None = None
         self._notice = notice
-        self._doing = doing
+        self.doing = doing
+        """What is done before the program stops, for the notice."""
         self._agree = agree
         self._launched = launched
         self._shielded = False
+        self._deferred = False
         self._previous: dict[int, Any] = {}
 
     def pending(self) -> bool:
@@ -60,12 +62,18 @@ class Interrupts:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """Around changes that belong together: a second signal does not cut them in two."""
+        """Around changes that belong together: a second signal does not cut them in two, but waits for
+        `raise_deferred`."""
         self._shielded = True
         try:
             yield
         finally:
             self._shielded = False
+
+    def raise_deferred(self) -> None:
+        """Raise KeyboardInterrupt if a second signal came while changes were shielded."""
+        if self._deferred:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -83,10 +91,13 @@ class Interrupts:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         global _asked_at
         if self._received is not None:
-            if self._launched or self._shielded:
+            if self._launched:
+                return
+            if self._shielded:
+                self._deferred = True
                 return
             raise KeyboardInterrupt
         self._received = signum
         _asked_at = time.monotonic()
         name = signal.Signals(signum).name
-        self._notice(f"{name}: {self._doing}." + ("" if self._launched else " Once more stops at once."))
+        self._notice(f"{name}: {self.doing}." + ("" if self._launched else " Once more stops at once."))

@@ -126,10 +126,11 @@ class RunFolder:
         """Create the folder, lock it and save the resolved config; rank 0 does this for all ranks.
 
         If an `InputError` ends the block before a new checkpoint is written, the folder is restored. A new run's files
-        are removed. A resumed run gets its earlier config back.
+        are removed. A resumed run gets its earlier config and history back.
         """
         before = set(self.path.iterdir()) if self.path.is_dir() else None
-        config_before = self.config.read_bytes() if self.exists else None
+        rewritten = (self.config, self.history)
+        contents = {file: file.read_bytes() for file in rewritten if file.exists()} if self.exists else None
         steps_before = checkpoint_steps(self.checkpoints)
         with ExitStack() as held:
             with world.failing_together():
@@ -141,11 +142,12 @@ class RunFolder:
                 yield
             except InputError:
                 if world.first and checkpoint_steps(self.checkpoints) == steps_before:
-                    if config_before is None:
+                    if contents is None:
                         self._remove_except(before)
                     else:
                         with storage_errors(f"run folder {self.path}"):
-                            write_bytes(self.config, config_before)
+                            for file, content in contents.items():
+                                write_bytes(file, content)
                 raise
 
     def _remove_except(self, before: set[Path] | None) -> None:

@@ -90,7 +90,7 @@ def add_start(file: Path, step: int, ranks: int, device: str, changes: Sequence[
     start = Start(
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         step=step,
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=_command(),
         ranks=ranks,
         device=device,
         versions=package_versions(),
@@ -109,6 +109,11 @@ def package_versions() -> dict[str, str]:
         except PackageNotFoundError:
             versions[package] = "none"
     return versions
+
+
+def _command() -> str:
+    program = Path(sys.argv[0]).name
+    return shlex.join(["marble" if program == "__main__.py" else program, *sys.argv[1:]])
 
 
 def _commit() -> str | None:

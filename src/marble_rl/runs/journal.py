@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.images import image_grid, save_image
 from marble_rl.runs.log import Display, MetricsFile
+from marble_rl.runs.run_log import LOG
 from marble_rl.runs.trackers import Trackers
 from marble_rl.runs.trackers.base import TrackedRun
 from marble_rl.types import Metrics, Rollout
@@ -54,8 +54,8 @@ class Journal(ExitStack):
         self._device = device
         self._file = MetricsFile(folder.metrics, step) if world.first else None
         logged = 0 if self._file is None else self._file.logged
-        say = partial(console.print, markup=False, soft_wrap=True)
-        self._trackers = Trackers(tracker_settings(config, world), TrackedRun(folder.path, config, step, logged), say)
+        tracked = TrackedRun(folder.path, config, step, logged)
+        self._trackers = Trackers(tracker_settings(config, world), tracked, LOG.info)
         self.display = Display(console, config.trainer.steps, step, config.trained_rewards, config.logging.print_every)
         self._counts = scorer.counts()
         """Counts of each reward when the last line was logged"""

@@ -52,7 +52,7 @@ def best_checkpoint(folder: Path) -> tuple[int, float] | None:
     try:
         best = json.loads((folder / f"step-{newest}" / "state.json").read_text(encoding="utf-8"))["best"]
         return int(best["step"]), float(best["score"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 

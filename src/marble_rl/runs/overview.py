@@ -192,7 +192,7 @@ def _numbers(row: bytes) -> dict[str, float] | None:
     try:
         tree = json.loads(row)
         int(tree["step"])
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return {key: value for key, value in tree.items() if isinstance(value, int | float)}
 

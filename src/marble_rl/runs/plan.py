@@ -109,7 +109,9 @@ def plan(config: RunConfig, inputs: RunInputs, runs: Path = Path("runs")) -> Pla
     measured = seconds_per_step(config, runs)
     every, evaluated = config.trainer.eval_every, config.evaluation
     evaluations = config.trainer.steps // every if every else 0
-    heldout = sum(min(len(prompts), evaluated.limit or len(prompts)) for prompts in inputs.heldout.sources.values())
+    asked = (inputs.validation or inputs.heldout).sources.values()
+    prompts = sum(min(len(source), evaluated.limit or len(source)) for source in asked)
+    evaluations += bool(evaluations and inputs.validation)  # of the base model, to choose the best checkpoint
     return Plan(
         sources=sources,
         text_limit=None if reader is None else reader.limit,
@@ -120,7 +122,7 @@ def plan(config: RunConfig, inputs: RunInputs, runs: Path = Path("runs")) -> Pla
         sampling_passes=images * c.steps,
         training_passes=images // c.updates * min(levels, config.loss.timesteps_per_sample or levels),
         scores=round(sum(source.images.get(name, 0.0) for source in sources for name in scored)),
-        evaluation_images=evaluations * heldout * evaluated.images_per_prompt,
+        evaluation_images=evaluations * prompts * evaluated.images_per_prompt,
         model=_model(config),
         seconds=None if measured is None else measured[0],
         measured_in=None if measured is None else str(measured[1]),
@@ -151,13 +153,15 @@ def _hours(seconds: float) -> str:
 def _splits(inputs: RunInputs) -> dict[str, PromptSet]:
     """By their name in the config."""
     heldout = {} if inputs.heldout is inputs.train else {"heldout": inputs.heldout}
-    return {"train": inputs.train, **heldout}
+    validation = {} if inputs.validation is None else {"validation": inputs.validation}
+    return {"train": inputs.train, **validation, **heldout}
 
 
 def prompt_remarks(of: Plan, config: RunConfig, inputs: RunInputs) -> Iterator[str]:
     """Warn of prompts that the model reads in part, of prompts that no trained reward scores, and of rewards that apply
     to a few prompts of a source."""
-    named = {"train": config.prompts.train, "heldout": config.prompts.heldout or []}
+    p = config.prompts
+    named = {"train": p.train, "validation": p.validation or [], "heldout": p.heldout or []}
     for source in of.sources:
         prompts = _splits(inputs)[source.split].sources[source.name]
         where = f"prompts.{source.split} ({source.name})"
@@ -229,10 +233,12 @@ def _model(config: RunConfig) -> Model | None:
     # Three copies of the adapter, and AdamW's two moments.
     checkpoint = adapter * ((3 + 2) * FLOAT + kept)
     weights = int(_count(transformer) * bits / 8) + _count(vae) * memory.vae_dtype.itemsize
+    # One is written while the others are kept; the best is one more.
+    checkpoints = config.trainer.keep_checkpoints + 1 + (config.prompts.validation is not None)
     return Model(
         adapter=adapter,
         checkpoint=checkpoint,
-        disk=(config.trainer.keep_checkpoints + 1) * checkpoint + adapter * FLOAT,
+        disk=checkpoints * checkpoint + adapter * FLOAT,
         memory=weights + checkpoint + rows * adapter * FLOAT,
     )
 

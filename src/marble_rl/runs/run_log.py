@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -31,9 +31,8 @@ def logging_to(folder: Path, world: World, console: Console) -> Iterator[None]:
     """Show messages on the console and append them to the log file. An exception that ends the block is written to
     the file with its traceback, and remembers where (``log_file``)."""
     path = log_path(folder, world.rank)
-    file = logging.FileHandler(path, encoding="utf-8", errors="replace", delay=True)
+    file = _LogFile(path, encoding="utf-8", errors="replace", delay=True)
     file.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    file.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk stops the run elsewhere
     handlers = [file, _ConsoleHandler(console if world.first else Console(stderr=True), world)]
     for handler in handlers:
         handler.setLevel(logging.INFO if world.first else logging.WARNING)
@@ -47,9 +46,12 @@ def logging_to(folder: Path, world: World, console: Console) -> Iterator[None]:
         _write_only_to(file, str(stop), None)
         raise
     except Exception as error:
+        if isinstance(error, InputError):
+            if world.first:
+                _write_only_to(file, str(error), error)
+            raise  # it ends a run that does not begin, whose folder may be removed
         _write_only_to(file, f"{type(error).__name__}: {error}", error)
-        if not isinstance(error, InputError):  # it ends a run that does not begin, whose folder may be removed
-            vars(error)["log_file"] = path
+        vars(error)["log_file"] = path
         raise
     finally:
         for handler in handlers:
@@ -62,6 +64,17 @@ def _write_only_to(file: logging.FileHandler, message: str, error: BaseException
     """The command line prints the error itself."""
     trace = (type(error), error, error.__traceback__) if error is not None else None
     file.handle(LOG.makeRecord(LOG.name, logging.ERROR, "", 0, message, (), trace))
+
+
+class _LogFile(logging.FileHandler):
+    """A file that cannot be written (a full disk, a machine without the run's folder) must not end the run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # from opening the file
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        return None
 
 
 class _ConsoleHandler(logging.Handler):

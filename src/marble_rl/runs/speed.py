@@ -9,9 +9,8 @@ from typing import Any
 
 from marble_rl.config import RunConfig
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.layout import wall_seconds
 
-STAGES = ("rollout", "base_images", "rewards", "gradients", "coefficients", "update", "evaluate", "checkpoint")
-"""Of `time/<stage>`: those that follow each other; the others run beside them or are part of them."""
 SECTIONS = ("model", "lora", "rollout", "rewards", "loss", "balance")
 """Of the config: what the time of a step depends on, with trainer.micro_batch"""
 
@@ -23,14 +22,22 @@ def seconds_per_step(config: RunConfig, runs: Path) -> tuple[float, Path] | None
     for folder in sorted((f for f in folders if f.metrics.exists()), key=lambda f: -f.metrics.stat().st_mtime):
         try:
             same = _settings(json.loads(folder.config.read_text())) == _settings(config.model_dump(mode="json"))
-            lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()] if same else []
-        except (OSError, ValueError):  # another program's file, or a line cut short by a crash
+            rows = folder.metrics.read_text().splitlines() if same else []
+        except (OSError, ValueError, AttributeError, RecursionError):  # another program's file
             continue
+        lines = [line for row in rows if (line := _line(row)) is not None]
         if lines:
-            return statistics.fmean(
-                sum(line.get(f"time/{stage}", 0.0) for stage in STAGES) for line in lines
-            ), folder.path
+            return statistics.fmean(wall_seconds(line) for line in lines), folder.path
     return None
+
+
+def _line(row: str) -> dict[str, float] | None:
+    """None for a line that was cut short by a crash."""
+    try:
+        line = json.loads(row)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
 
 
 def _settings(tree: Any) -> list[Any]:

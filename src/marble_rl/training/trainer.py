@@ -104,7 +104,9 @@ class Trainer:
             self._inputs.scorer.check_devices()
             check_trackers(tracker_settings(config, self.world))
             self._changes = self.folder.check_start(config, mode) if self.world.first else []
-        self._interrupts = Interrupts(self._say, agree=self.world.largest, launched=self.world.size > 1)
+        self._interrupts = Interrupts(
+            self._say, "finishing to load, then stopping", agree=self.world.largest, launched=self.world.size > 1
+        )
 
     @property
     def step(self) -> int:
@@ -132,6 +134,7 @@ class Trainer:
     def _run_steps(self) -> Metrics:
         """The steps that are left, with checkpoints between them; returns the metrics of the last one."""
         steps, metrics = self.config.trainer.steps, Metrics()
+        self._interrupts.doing = "finishing this step, then saving"
         while self.step < steps:
             with self._saving_before_stopping():
                 with self.world.failing_together(), memory_errors(self._stage, self.world.lockstep):
@@ -189,6 +192,7 @@ class Trainer:
                 for message in (*([] if below is None else [below]), *self._constants.observe(experience.scored)):
                     self._say(f"warning after step {self.step}: {message}")
         try:
+            self._interrupts.raise_deferred()
             with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
                 metrics |= self._evaluations.if_due(self.step, display)
         except (MarbleError, KeyboardInterrupt):  # the update is done, so log it without the evaluation
@@ -219,6 +223,7 @@ class Trainer:
         checkpoint = self.world.broadcast(newest)
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
+        self._write_history(0 if checkpoint is None else checkpoint.step)
         with self.console.status("loading models"):
             policy, remarks = self._load_models()
         own, parameters = parameter_counts(self._model.transformer)
@@ -233,9 +238,12 @@ class Trainer:
         self._evaluations.announce(self.step)
         scorer = self._inputs.scorer
         self._journal = Journal(self.config, self.folder, self.world, scorer, self._device, self.console, self.step)
+
+    def _write_history(self, step: int) -> None:
+        """Before the models are loaded, because config.json has the new settings already."""
         if self.world.first:
             with storage_errors(str(self.folder.history)):
-                add_start(self.folder.history, self.step, self.world.size, str(self._device), self._changes)
+                add_start(self.folder.history, step, self.world.size, str(self._device), self._changes)
 
     def _remark_on_inputs(self, planned: Plan | None) -> None:
         for change in self._changes:

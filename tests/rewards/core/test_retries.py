@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from marble_rl.rewards.core.base import deadline_in
-from marble_rl.rewards.core.retries import AllAttemptsFailed, AttemptFailed, RetryPolicy
+from marble_rl.rewards.core.retries import AllAttemptsFailed, AttemptFailed, Outage, RetryPolicy
 
 
 class Attempts:
@@ -32,7 +32,7 @@ class Attempts:
         self.repeats += 1
 
     def run(self, retries: int, backoff: float = 0.0, **settings: Any) -> int:
-        options = {key: settings.pop(key) for key in ("jitter", "stop") if key in settings}
+        options = {key: settings.pop(key) for key in ("jitter", "stop", "outage") if key in settings}
         return RetryPolicy(retries, backoff, self.count, **settings).call(self, **options)
 
     def pauses(self) -> list[float]:
@@ -122,3 +122,20 @@ def test_a_pause_ends_when_the_rest_is_stopped() -> None:
     with pytest.raises(AllAttemptsFailed):
         attempts.run(retries=1, backoff=30.0, stop=stop)
     assert len(attempts.times) == 1
+
+
+def test_an_outage_is_waited_for_and_uses_up_no_retries(caplog: pytest.LogCaptureFixture) -> None:
+    attempts = Attempts(*failing(5, unreachable=True), AttemptFailed("an answer"), AttemptFailed("another"))
+    assert attempts.run(retries=2, outage=Outage("reward 'r'", wait=30)) == 7
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "waiting up to 30 s for the server of reward 'r'",
+        "the server of reward 'r' is back after 0 s",
+    ]
+
+
+def test_an_outage_ends_after_the_time_to_wait() -> None:
+    attempts = Attempts(*failing(100, unreachable=True))
+    outage = Outage("reward 'r'", wait=0.2)
+    with pytest.raises(AllAttemptsFailed):
+        attempts.run(retries=1, backoff=0.02, longest_pause=0.02, outage=outage)
+    assert 3 < len(attempts.times) < 20

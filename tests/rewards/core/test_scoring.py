@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
 import pytest
 import torch
 
-from marble_rl.errors import RewardFailed
+from marble_rl.distributed.interrupts import Interrupts
+from marble_rl.errors import RewardFailed, RewardsAbandoned
+from marble_rl.rewards.core import background
 from marble_rl.rewards.core.base import RewardBatch
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
@@ -150,3 +153,26 @@ def test_a_hanging_reward_is_not_waited_for() -> None:
     with pytest.raises(KeyboardInterrupt):
         be_stopped()
     assert time.perf_counter() - began < 5
+
+
+def test_scores_that_are_there_are_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long ago the process was asked to stop: the grace counts from when it begins to wait."""
+    monkeypatch.setattr(background, "GRACE", 1.0)
+    scorer = Scorer([RewardConfig(type="x:y", name="r")], {"r": Slow(0.3)})
+    prompts = [Prompt(i, "yes", "s") for i in range(2)]
+    with Interrupts(lambda text: None), scorer.in_background(["r"], prompts) as scoring:
+        signal.raise_signal(signal.SIGINT)
+        scoring.add(torch.zeros(1, 4, 4, 3, dtype=torch.uint8))
+        time.sleep(1.2)  # sampling
+        scoring.add(torch.zeros(1, 4, 4, 3, dtype=torch.uint8))
+        assert scoring.finish().values[:, 0].tolist() == [0, 1]
+
+
+def test_a_reward_that_does_not_answer_is_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "GRACE", 0.1)
+    scorer = Scorer([RewardConfig(type="x:y", name="r")], {"r": Slow(5.0)})
+    with Interrupts(lambda text: None), scorer.in_background(["r"], [Prompt(0, "yes", "s")]) as scoring:
+        scoring.add(torch.zeros(1, 4, 4, 3, dtype=torch.uint8))
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(RewardsAbandoned, match="gave up waiting for reward 'r'"):
+            scoring.finish()

@@ -121,6 +121,15 @@ def test_a_wrong_token_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         client(url, retries=5)
 
 
+def test_a_refusal_of_one_server_is_not_that_of_all() -> None:
+    with Faulty.running(reply("no", "413 Too large")) as faulty, serving() as url:
+        both = client([faulty.url, url])
+        for seed in range(3):
+            assert len(both.score(red_batch(2, seed))) == 2
+        with pytest.raises(RemoteFailed, match=r"in 1 attempt: .*HTTP 413"):
+            client(faulty.url).score(red_batch(2))
+
+
 def test_a_server_that_goes_away_between_batches() -> None:
     own = built_in("brightness")["brightness"]
     with serving() as stays, ExitStack() as stack:

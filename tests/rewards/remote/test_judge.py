@@ -261,7 +261,7 @@ def test_no_more_requests_are_made_after_the_deadline_of_a_batch(server: ChatStu
     server.replies = [takes_its_time]
     images = torch.zeros(60, 8, 8, 3, dtype=torch.uint8)
     with pytest.raises(RewardFailed, match="TimeoutError: "):
-        scorer(server, timeout_of_entry=0.5, concurrency=2).score(["eye"], images, batch(60).prompts, 60)
+        scorer(server, timeout_of_entry=0.5, concurrency=2, wait=0).score(["eye"], images, batch(60).prompts, 60)
     time.sleep(0.3)  # for those under way
     asked = len(server.requests)
     time.sleep(0.5)

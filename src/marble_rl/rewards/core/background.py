@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -23,7 +24,7 @@ from marble_rl.rewards.core.calls import CalledReward
 from marble_rl.types import Prompt, RewardTable
 
 GRACE = 10.0
-"""Seconds that rewards still have after Ctrl-C or SIGTERM. One that takes longer is given up, and the step with it."""
+"""Seconds that a run waits for rewards after Ctrl-C or SIGTERM. Then it gives them up, and the step with them."""
 POLL = 0.2
 """Seconds between two looks at whether it makes sense to wait on."""
 
@@ -60,8 +61,9 @@ class PendingScores:
 
     def finish(self) -> RewardTable:
         """Wait for all scores and return them."""
+        began = time.monotonic()
         for lane in self._lanes.values():
-            lane.finish(self._check_waiting)
+            lane.finish(lambda: self._check_waiting(began))
         self._raise_error()
         assert self._rows == len(self._prompts), f"{self._rows} images were given for {len(self._prompts)} prompts"
         self._check_complete()
@@ -77,13 +79,14 @@ class PendingScores:
         for lane in self._lanes.values():
             lane.close()
 
-    def _check_waiting(self) -> None:
-        """Raise if a reward has failed, or if the process was asked to stop and has waited long enough."""
+    def _check_waiting(self, began: float) -> None:
+        """Raise if a reward has failed, or if the process was asked to stop and has waited long enough since then and
+        since it ``began`` to wait."""
         self._raise_error()
         asked = seconds_since_stop()
-        if asked is not None and asked > GRACE:
+        if asked is not None and min(asked, time.monotonic() - began) > GRACE:
             names = " and ".join(sorted({repr(name) for name in self._calling}))
-            raise RewardsAbandoned(f"gave up waiting for reward {names}")
+            raise RewardsAbandoned(f"gave up waiting for reward {names}" if names else "gave up waiting for rewards")
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -163,9 +166,10 @@ class Lane:
         """Wait until all jobs are done, or until ``check``, which is called again and again, raises."""
         self.close()
         for thread in self._threads:
+            thread.join(POLL)
             while thread.is_alive():
-                thread.join(POLL)
                 check()
+                thread.join(POLL)
 
     def _work(self, torch_threads: int) -> None:
         torch.set_num_threads(torch_threads)  # OpenMP keeps this number for each thread

@@ -129,6 +129,8 @@ class RewardBase:
     """
 
     traits = Traits()
+    patience = 0.0
+    """Seconds that one call may wait for a server, in addition to the `timeout` of the config."""
     repeats = 0
     """Retries that the reward made itself, inside `score`. The metrics count each as a failure and a retry."""
     Params: type[Section] = Section

@@ -70,6 +70,12 @@ class CalledReward:
         return traits_of(self.reward)
 
     @property
+    def _timeout(self) -> float | None:
+        """Seconds for one call. Time in which the reward waits for a server that restarts does not count."""
+        timeout = self.config.timeout
+        return None if timeout is None else timeout + getattr(self.reward, "patience", 0.0)
+
+    @property
     def retries(self) -> int:
         return self.traits.retries if self.config.retries is None else self.config.retries
 
@@ -126,7 +132,7 @@ class CalledReward:
         self._count(calls=1)
         scores: list[float | None] = []
         try:
-            scores = call_within(lambda: self._call(batch), self.config.timeout, self.name)
+            scores = call_within(lambda: self._call(batch), self._timeout, self.name)
         finally:
             seconds = time.perf_counter() - began
             self._count(images=len(scores), failures=int(not scores), seconds=seconds)

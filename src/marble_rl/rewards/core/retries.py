@@ -49,9 +49,9 @@ class Outage:
     """The time in which a server cannot be reached, mentioned at its beginning and at its end. Several threads may
     share one."""
 
-    def __init__(self, name: str, wait: float) -> None:
-        """``name``: of the reward. ``wait``: seconds after which waiting ends."""
-        self.name = name
+    def __init__(self, of: str, wait: float) -> None:
+        """``of``: what the server serves, for messages. ``wait``: seconds after which waiting ends."""
+        self.of = of
         self.wait = wait
         self._began: float | None = None
         self._lock = threading.Lock()
@@ -60,13 +60,17 @@ class Outage:
         with self._lock:
             if self._began is None:
                 self._began = time.monotonic()
-                LOG.warning(f"waiting up to {self.wait:g} s for the server of reward {self.name!r}: {reason}")
+                LOG.warning(f"waiting up to {self.wait:g} s for the server of {self.of}: {reason}")
 
     def end(self) -> None:
         with self._lock:
             if self._began is not None:
-                LOG.warning(f"the server of reward {self.name!r} is back after {time.monotonic() - self._began:.0f} s")
+                LOG.warning(f"the server of {self.of} is back after {time.monotonic() - self._began:.0f} s")
                 self._began = None
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._began = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class RetryPolicy:
             except self.errors as error:
                 failures.append(error)
             else:
-                if failures and outage is not None:
+                if outage is not None:
                     outage.end()
                 return result
             if not self._may_retry(failures, time.monotonic() - began, outage):
@@ -118,13 +122,16 @@ class RetryPolicy:
 
     def _may_retry(self, failures: Sequence[BaseException], seconds: float, outage: Outage | None) -> bool:
         last = failures[-1]
-        if isinstance(last, AttemptFailed) and last.final:
+        if getattr(last, "final", False):
             return False
-        if len(failures) <= self.retries:
-            return True
-        if outage is None or not isinstance(last, AttemptFailed) or not last.unreachable or seconds >= outage.wait:
-            return False
-        outage.begin(last)
+        if outage is None or not getattr(last, "unreachable", False):
+            answered = [f for f in failures if outage is None or not getattr(f, "unreachable", False)]
+            return len(answered) <= self.retries
+        if len(failures) > self.retries:
+            if seconds >= outage.wait:
+                outage.give_up()
+                return False
+            outage.begin(last)
         return True
 
     def _wait(self, number: int, error: BaseException, jitter: random.Random | None, stop: threading.Event) -> bool:

@@ -101,7 +101,8 @@ class Remote(RewardBase):
         self.reward = self.params.reward
         self._servers = [Server(url, self.params.timeout) for url in self.params.url]
         self._policy = RetryPolicy(self.params.retries, self.params.backoff, self._count_retry, LONGEST_PAUSE)
-        self._outage = Outage(self.reward, self.params.wait)
+        self.patience = self.params.wait
+        self._outage = Outage(f"reward {self.reward!r}", self.params.wait)
         self.traits = self._own_traits(Traits())
         self.repeats = 0
         self._turns = itertools.count()
@@ -169,10 +170,18 @@ class Remote(RewardBase):
         """Ask one server after the other until one answers. Before the training starts, a server that cannot be
         reached is more likely a wrong address than one that restarts, and is not waited for."""
 
+        refused = set()
+
         def attempt(number: int) -> T:
             server = servers[number % len(servers)]
-            with self._under_way(server):
-                return ask(server)
+            try:
+                with self._under_way(server):
+                    return ask(server)
+            except AttemptFailed as error:
+                if error.final:
+                    refused.add(server.url)
+                    error.final = len(refused) == len({other.url for other in servers})  # another one may accept it
+                raise
 
         try:
             return self._policy.call(attempt, outage=self._outage if self._loaded else None)

@@ -46,7 +46,8 @@ class Judge(RewardBase):
         self._policy = RetryPolicy(self.params.retries, self.params.backoff, self._count_retry)
         # Retries are made for each picture here, so whole batches need none.
         self.traits = Traits(range=self.params.scale or (-math.inf, math.inf), concurrency=1, retries=0)
-        self._outage = Outage(self.params.model, self.params.wait)
+        self.patience = self.params.wait
+        self._outage = Outage(f"model {self.params.model!r}", self.params.wait)
         self._loaded = False
         self.repeats = 0
         self._lock = threading.Lock()
