@@ -86,5 +86,5 @@ def suggestion(name: str, names: Sequence[str]) -> str:
 
 
 def count_of(count: int, thing: str, things: str = "") -> str:
-    """How messages count: `1 image`, `2 images`, `3 refreshes`."""
-    return f"{count} {thing if count == 1 else things or f'{thing}s'}"
+    """How messages count: `1 image`, `2 images`, `3 refreshes`, `1,152 images`."""
+    return f"{count:,} {thing if count == 1 else things or f'{thing}s'}"

@@ -45,7 +45,7 @@ def out(tmp_path: Path) -> Path:
 def test_the_table_is_made_from_the_results_alone(out: Path) -> None:
     outcome = marble("compare", out, "--table-only")
     assert outcome.code == 1
-    assert "1 job(s) crashed: gdpo seed 0" in outcome.err
+    assert "1 job crashed: gdpo seed 0" in outcome.err
     text = (out / "table.md").read_text()
     assert "| method | n | a | b* | minutes | s/step |" in text
     assert "| marble | 2 | **2.5** ±6.4 | **3.05** ±0.64 |" in text

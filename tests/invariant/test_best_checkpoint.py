@@ -86,6 +86,7 @@ def test_the_score_is_the_mean_gain_in_spreads_of_the_base_model(validated: Path
     assert best["score"] == pytest.approx(statistics.fmean(gains), abs=1e-6)
 
 
+@pytest.mark.full
 def test_a_resumed_run_chooses_the_same_checkpoint(validated: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(validated / "config.yaml", run, "--set", "trainer.steps=5")
@@ -96,6 +97,7 @@ def test_a_resumed_run_chooses_the_same_checkpoint(validated: Path, tmp_path: Pa
     assert f"step-{best_of(run)['step']}" in kept(run)
 
 
+@pytest.mark.full
 def test_without_evaluations_the_weights_are_the_same(validated: Path, tmp_path: Path) -> None:
     outcome = train(validated / "config.yaml", tmp_path / "run", "--set", "trainer.eval_every=null")
     assert "trainer.eval_every is null: no best checkpoint is chosen" in outcome.err

@@ -156,6 +156,7 @@ def test_groups_that_leave_a_source_without_prompts(config_file: Path) -> None:
     assert "Use 10 groups" in outcome.err
 
 
+@pytest.mark.full
 def test_a_constant_reward_is_told_once_in_a_run_and_not_again_after_resume(config_file: Path, tmp_path: Path) -> None:
     rewards = "rewards=[{name: small, type: jpeg_compressibility}, {name: flat, type: 'rewards_for_tests:constant'}]"
     settings = ["--set", rewards, "--set", "rollout.updates=1", "--set", "trainer.save_every=1"]

@@ -77,7 +77,7 @@ def test_stopped_killed_and_with_a_crash_the_comparison_ends_in_its_table(tiny_s
     # A method of our own diverges; the others go on.
     outcome = marble(*command, "--seeds", 0, "--methods", "bad=optimizer.lr=1e30,rollout.updates=1")
     assert outcome.code == 1, outcome.err
-    assert "1 job(s) crashed: bad seed 0" in outcome.err
+    assert "1 job crashed: bad seed 0" in outcome.err
     assert sorted(file.stem for file in out.glob("jobs/*.json")) == ["bad-seed0", *JOBS[::2]]
     failed = json.loads((out / "jobs" / "bad-seed0.json").read_text())["failed"]
     assert (failed["stage"], failed["exit_code"]) == ("train", 3)

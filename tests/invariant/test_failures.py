@@ -54,6 +54,7 @@ def test_failing_reward(tiny_sd3: Path, tmp_path: Path, what: str, settings: dic
     assert lora_bytes(run) == lora_bytes(tmp_path / "good")
 
 
+@pytest.mark.full
 def test_a_passing_fault_is_retried(tiny_sd3: Path, tmp_path: Path) -> None:
     train(with_reward(tmp_path / "a.yaml", tiny_sd3, "once"), tmp_path / "a")
     train(with_reward(tmp_path / "b.yaml", tiny_sd3, "nothing"), tmp_path / "b")
@@ -128,6 +129,7 @@ def test_a_step_that_failed_before_its_update_has_moved_nothing(
     assert lora_bytes(tmp_path / "run") == lora_bytes(tmp_path / "whole")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("call", [3, pytest.param(4, marks=pytest.mark.full)])
 def test_an_update_left_half_made_is_not_saved(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int

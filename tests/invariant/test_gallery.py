@@ -106,6 +106,7 @@ def test_pictures_belong_to_the_scores_that_list_them(run: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_what_was_read_in_a_picture_is_shown_beside_it(tiny_sd3: Path, tmp_path: Path) -> None:
     sources = [{"name": "signs", "texts": TEXT}, {"name": "plain", "texts": ["a cup", "a hat"]}]
     rewards = [{"name": "bright", "type": "brightness"}, {"name": "reader", "type": "ocr", "held_out": True}]

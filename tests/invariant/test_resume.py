@@ -39,6 +39,7 @@ def test_killed_three_times(whole: Path, config_file: Path, tmp_path: Path) -> N
     assert metrics(run) == metrics(whole)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_stopped_by_signal(whole: Path, config_file: Path, tmp_path: Path, signum: signal.Signals) -> None:
     run = tmp_path / "run"

@@ -93,7 +93,7 @@ def raise_for_holes(comparison: Comparison, out: Path) -> None:
     if comparison.holes:
         names = ", ".join(f"{hole.method} seed {hole.seed}" for hole in comparison.holes)
         raise JobsFailed(
-            f"{len(comparison.holes)} job(s) crashed: {names}. What they printed is in {out / JOBS}/*.log; "
+            f"{count_of(len(comparison.holes), 'job')} crashed: {names}. What they printed is in {out / JOBS}/*.log; "
             "the same command runs them again"
         )
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from marble_rl.compare.job_result import AGAIN, JobResult, read_results
 from marble_rl.compare.jobs import JOBS, Job, changes, identity
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, count_of
 from marble_rl.runs.layout import JOB_IDENTITY
 from marble_rl.storage import storage_errors, write_json
 
@@ -66,7 +66,7 @@ def remaining_jobs(
         keep = f", evaluate {len(badly_judged)} training(s) again with --evaluate-again" if badly_judged else ""
         raise InputError(
             f"--out: {out} was made with another config. {name}: {reason}. "
-            f"Restore that, give another --out{keep}, or throw {len(refused)} job(s) away with --fresh"
+            f"Restore that, give another --out{keep}, or throw {count_of(len(refused), 'job')} away with --fresh"
         )
     for name, reason in refused.items():
         notice(f"throwing away {name}: {reason}")

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.devices import pick_device
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, count_of
 from marble_rl.mini import embedded
 from marble_rl.models import PIPELINE, adapter_of
 from marble_rl.models.precision import BITS, memory_settings
@@ -137,7 +137,7 @@ def cost(of: Plan) -> list[str]:
         f"{rollout} samples {of.images:,} images of {of.size} ({of.sampling_passes:,} forward passes) and has "
         f"{of.scores:,} scores of rewards. A step trains on {of.training_passes:,} noised samples, each a forward "
         "and backward pass.",
-        f"In all: {of.steps:,} steps, {of.rollouts * of.images:,} images, {of.rollouts * of.scores:,} scores"
+        f"In all: {count_of(of.steps, 'step')}, {of.rollouts * of.images:,} images, {of.rollouts * of.scores:,} scores"
         + (f", and {of.evaluation_images:,} images of evaluations." if of.evaluation_images else "."),
     ]
     if of.seconds is not None:

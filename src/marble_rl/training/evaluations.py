@@ -11,6 +11,7 @@ from typing import Any
 
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
+from marble_rl.errors import count_of
 from marble_rl.evaluation.evaluate import Evaluation, evaluate, evaluated_prompts
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import EMA, LoraPolicy, Role
@@ -62,8 +63,8 @@ class Evaluations:
         which = "validation" if self._inputs.validation else "held-out" if self._apart else "training"
         base = "; the first also scores the base model" if self._best is not None and self._best.base is None else ""
         self._say(
-            f"evaluations during training: {left}, one every {self._every} steps, {self._images} images of {which} "
-            f"prompts each{base}"
+            f"evaluations during training: {left}, one every {count_of(self._every, 'step')}, "
+            f"{count_of(self._images, 'image')} of {which} prompts each{base}"
         )
         self._began = time.perf_counter(), step
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marble_rl.config import RunConfig
+from marble_rl.errors import count_of
 from marble_rl.types import Metrics
 
 LEAST_REFRESHES = 5
@@ -32,7 +33,8 @@ def introduction(config: RunConfig, out: Path, device: object, trained: int, fro
     return [
         f"model {c.model.path} on {device}: trains {trained:,} LoRA parameters, {frozen:,} are frozen",
         f"{rewards}; rule: {c.balance.type}",
-        f"{c.trainer.steps} steps, {images} images a rollout{updates}, seed {c.trainer.seed}; folder {out}",
+        f"{count_of(c.trainer.steps, 'step')}, {count_of(images, 'image')} a rollout{updates}, seed {c.trainer.seed}; "
+        f"folder {out}",
     ]
 
 
