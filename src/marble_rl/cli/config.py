@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marble_rl.cli.shared import AsJson, Command, ConfigPath, Group, Overrides, print_json, quiet_libraries
-from marble_rl.errors import InputError
+from marble_rl.cli.shared import AsJson, Command, ConfigPath, Group, Overrides, print_json, quiet_libraries, size_text
+from marble_rl.errors import InputError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,9 +140,9 @@ def print_plan(planned: Plan, run: RunConfig, config: Path) -> None:
         )
     else:
         typer.echo(
-            f"Disk: {_size(planned.model.disk)} for {run.trainer.keep_checkpoints} checkpoints and the LoRA. Memory: "
-            f"at least {_size(planned.model.memory)} for weights, adapters and gradients; marble config show {config} "
-            "estimates all of it."
+            f"Disk: {size_text(planned.model.disk)} for {count_of(run.trainer.keep_checkpoints, 'checkpoint')} and the "
+            f"LoRA. Memory: at least {size_text(planned.model.memory)} for weights, adapters and gradients; marble "
+            f"config show {config} estimates all of it."
         )
 
 
@@ -153,7 +153,3 @@ def _count(count: int | None) -> str:
 def _applies(reward: str, source: Source) -> str:
     count = source.rewards.get(reward, 0)
     return "all" if count == source.prompts else _count(count)
-
-
-def _size(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marble_rl.cli.shared import AsJson, print_json
+from marble_rl.cli.shared import AsJson, print_json, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,7 +82,7 @@ def _table(found: Sequence[RunOverview], folder: Path) -> Table:
             escape(model.name if model.is_absolute() else run.model),
             escape(run.rule),
             escape(_scores(run)),
-            _size(run.size),
+            size_text(run.size),
         )
     return table
 
@@ -103,12 +103,3 @@ def _ago(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size:.0f} {unit} ago"
     return "just now"
-
-
-def _size(size: int) -> str:
-    value = float(size)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"

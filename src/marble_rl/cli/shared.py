@@ -52,6 +52,15 @@ class Group(TyperGroup):
         return _without_types(super().get_params(ctx))
 
 
+def size_text(size: float) -> str:
+    """Bytes, as people write them."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
 def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2))
 

@@ -10,6 +10,7 @@ from marble_rl.report.charts import Chart, stacked_bars
 from marble_rl.report.run_data import RunData
 from marble_rl.report.statistics import thinned
 from marble_rl.report.wording import duration, memory
+from marble_rl.runs.layout import wall_seconds
 
 STAGES = {
     "rollout": "sampling",
@@ -55,7 +56,7 @@ def speed(run: RunData) -> Speed:
 
 def total_seconds(run: RunData) -> float:
     """Of all logged stages."""
-    return math.fsum(run.total(f"time/{stage}") for stage in STAGES)
+    return math.fsum(wall_seconds(line) for line in run.lines)
 
 
 def _speed_facts(run: RunData) -> list[tuple[str, str]]:
