@@ -114,10 +114,6 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         text(rollout={**ROLLOUT, "group_size": 1}),
         ["rollout.group_size: expected a number greater than or equal to 2, got 1"],
     ),
-    "batch that does not divide the group": (
-        text(rollout={**ROLLOUT, "batch_size": 3}),
-        ["rollout.batch_size: 3", "divisor of 4"],
-    ),
     "updates that do not divide the groups": (text(rollout={**ROLLOUT, "updates": 3}), ["rollout.updates: 3"]),
     "a reward that applies to no prompt": (
         text(prompts={"train": [{"name": "a", "texts": ["one", "two", "three", "four"]}]}),

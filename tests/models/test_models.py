@@ -277,8 +277,10 @@ def three_prompts() -> PromptSet:
     return load_prompts([PromptSourceConfig(name="a", texts=["a cup", "a hat", "a kite"])], "prompts")
 
 
-def make_rollout(model: SD3Model, policy: LoraPolicy, solver: str = "dpm2", **options: Any) -> Rollout:
-    config = RolloutConfig(groups=3, group_size=2, steps=4, solver=solver)
+def make_rollout(
+    model: SD3Model, policy: LoraPolicy, solver: str = "dpm2", batch_size: int | None = None, **options: Any
+) -> Rollout:
+    config = RolloutConfig(groups=3, group_size=2, steps=4, solver=solver, batch_size=batch_size)
     groups = three_prompts().draw(0, 0, 3)
     return roll_out(model, policy, PromptCache(model), groups, config, seed=0, index=0, **options)
 
@@ -299,6 +301,17 @@ def test_training_sees_exactly_the_timesteps_that_were_sampled_with(
     batch = training_batch(rollout, 0, Nft(NftSettings(timestep_fraction=0.75)), seed=0, step=0)
     policy_gradients(model, policy, batch, torch.ones(6, 1), NftSettings(), per_column=False, micro_batch=4)
     assert set(seen) == set(sorted(sampled)[1:])
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4, 100])
+def test_a_batch_may_hold_part_of_a_group_or_several(model: SD3Model, policy: LoraPolicy, at_once: int) -> None:
+    whole = make_rollout(model, policy)
+    reported: list[torch.Tensor] = []
+    other = make_rollout(model, policy, batch_size=at_once, on_group=reported.append)
+    torch.testing.assert_close(other.x0, whole.x0, rtol=0, atol=1e-5)
+    assert (other.images.int() - whole.images.int()).abs().max() <= 1
+    assert [len(group) for group in reported] == [2, 2, 2]
+    assert torch.equal(torch.cat(reported), other.images)
 
 
 def test_rollout_is_seeded_and_follows_the_old_policy_alone(model: SD3Model, policy: LoraPolicy) -> None:

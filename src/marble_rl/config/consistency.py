@@ -34,11 +34,6 @@ def check_consistency(config: RunConfig) -> None:
         )
 
     rollout = config.rollout
-    if rollout.group_size % rollout.images_at_once:
-        raise InputError(
-            f"rollout.batch_size: {rollout.batch_size} does not divide rollout.group_size={rollout.group_size}; "
-            f"use a divisor of {rollout.group_size}"
-        )
     if rollout.groups % rollout.updates:
         raise InputError(
             f"rollout.updates: {rollout.updates} does not divide rollout.groups={rollout.groups}; "

@@ -11,6 +11,7 @@ WITHOUT_EFFECT = (
     "trainer.eval_every",
     "prompts.validation*",
     "trainer.shard_base",
+    "rollout.batch_size",
     "model.device",
     "rewards.*.retries",
     "rewards.*.backoff",
@@ -23,7 +24,7 @@ WITHOUT_EFFECT = (
     "rewards.*.params.backoff",
     "rewards.*.params.wait",
 )
-"""Keys that change neither weights nor scores. `logging` as a whole is one more."""
+"""Keys that change neither weights nor scores, rounding aside. `logging` as a whole is one more."""
 
 
 def matches(key: str, patterns: Sequence[str]) -> bool:

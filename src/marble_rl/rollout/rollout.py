@@ -34,7 +34,7 @@ def roll_out(
     lockstep: bool = False,
     on_group: Callable[[Tensor], None] = lambda images: None,
 ) -> Rollout:
-    """Sample rollout number ``index``. Noise is seeded by (rollout, slot, sample), and batches have a fixed shape.
+    """Sample rollout number ``index``. Noise is seeded by (rollout, slot, sample), so batches do not matter to it.
 
     ``groups``: the groups that this rank samples. ``drawn``: the groups of all ranks; None: the same. ``on_group`` is
     called with each group's images [group_size, H, W, 3], or videos [group_size, F, H, W, 3], as soon as they are
@@ -44,28 +44,33 @@ def roll_out(
     shape = model.latent_shape(config.height, config.width, config.frames)
     sigmas = model.sigmas(config.steps, shape)
     conditioning = prompts.encode([group.prompt.text for group in groups])
-    latents, images = [], []
+    rows = [(place, group.slot, s) for place, group in enumerate(groups) for s in range(config.group_size)]
+    parts: list[Sampled] = []
+    unreported = torch.empty(0)
     failure = DeferredError(RunStopped, lockstep)
     with policy.acting_as(OLD):
-        for place, group in enumerate(groups):
-            noise = normal_rows(
-                (generator(seed, "rollout", index, group.slot, s) for s in range(config.group_size)), shape
-            )
-            row = conditioning.rows(slice(place, place + 1))
-            parts = [
-                try_sample(model, part, row.repeat(len(part)), sigmas, config.solver)
-                for part in noise.split(config.images_at_once)
-            ]
-            latents.append(torch.cat([part.latents for part in parts]))
-            images.append(torch.cat([part.images for part in parts]))
+        for first in range(0, len(rows), config.images_at_once):
+            batch = rows[first : first + config.images_at_once]
+            noise = normal_rows((generator(seed, "rollout", index, slot, s) for _, slot, s in batch), shape)
+            condition = conditioning.rows(torch.tensor([place for place, _, _ in batch]))
+            part = try_sample(model, noise, condition, sigmas, config.solver)
+            parts.append(part)
+            unreported = torch.cat([unreported, part.images]) if len(unreported) else part.images
             if failure.held is None:
                 with failure:
-                    for part in parts:
-                        part.raise_failure()
-                    on_group(images[-1])
+                    part.raise_failure()
+                    while len(unreported) >= config.group_size:
+                        on_group(unreported[: config.group_size])
+                        unreported = unreported[config.group_size :]
     failure.raise_held()
     return Rollout(
-        groups, drawn or groups, config.group_size, torch.cat(latents), torch.cat(images), conditioning, sigmas
+        groups,
+        drawn or groups,
+        config.group_size,
+        torch.cat([part.latents for part in parts]),
+        torch.cat([part.images for part in parts]),
+        conditioning,
+        sigmas,
     )
 
 

@@ -45,7 +45,8 @@ class RolloutConfig(Section):
     frames: PositiveInt | None = None
     """Frames of a video (for Wan 4 n + 1); null takes the model's own. An error with an image model."""
     batch_size: PositiveInt | None = None
-    """Images sampled at a time; must divide group_size. null samples a whole group at once."""
+    """Images sampled at a time; null samples one group at a time. More than a group is faster for a small model: fewer
+    passes for the same samples."""
     updates: PositiveInt = 1
     """Optimizer updates per rollout; must divide groups."""
     old_policy: Literal["on_policy", "default", "slow"] | OldPolicyConfig = "default"
