@@ -1,7 +1,7 @@
 """A run's folder: its files, the lock that keeps other runs out, and the check whether a run may continue in it.
 
-config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  diagnosis/  trackers.json
-base_scores.json  history.json  train.log
+config.json  metrics.jsonl  metrics.dropped.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  diagnosis/
+trackers.json  base_scores.json  history.json  train.log
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from marble_rl.config import RunConfig, dump_config, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
-from marble_rl.runs.checkpoint import version_of
 from marble_rl.runs.history import Change
 from marble_rl.runs.layout import LOCK, checkpoint_steps, evaluation_folder, in_use
+from marble_rl.runs.manifest import version_of
 from marble_rl.storage import storage_errors, write_bytes
 
 IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
@@ -141,7 +141,7 @@ class RunFolder:
             try:
                 yield
             except InputError:
-                if world.first and checkpoint_steps(self.checkpoints) == steps_before:
+                if world.first and set(checkpoint_steps(self.checkpoints)) <= set(steps_before):
                     if contents is None:
                         self._remove_except(before)
                     else:
