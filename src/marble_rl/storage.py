@@ -87,9 +87,14 @@ def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def _open_regular(path: Path) -> BinaryIO:
-    """Open a file that is neither folder nor device nor pipe. Does not wait for the other end of a pipe."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115  the caller's
+def without_waiting(name: str, flags: int) -> int:
+    """An ``opener`` for `open`: does not wait for the other end of a pipe."""
+    return os.open(name, flags | os.O_NONBLOCK, 0o666)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that is neither folder nor device nor pipe."""
+    file = open(path, "rb", opener=without_waiting)  # noqa: SIM115  the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise ValueError("not a regular file")
@@ -98,7 +103,7 @@ def _open_regular(path: Path) -> BinaryIO:
 
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a regular file of at most ``most`` bytes. Raises OSError or ValueError."""
-    with _open_regular(path) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise ValueError(f"it has {size:,} bytes; at most {most:,} are read")
@@ -184,7 +189,7 @@ def sync_folder(folder: Path) -> None:
 def file_digest(path: Path) -> str:
     """SHA-256 of a regular file."""
     digest = hashlib.sha256()
-    with _open_regular(path) as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -71,6 +71,8 @@ def unusable_path(error: Exception) -> str | None:
         return f"{error.object!r} has characters that are not valid Unicode; remove them"
     if isinstance(error, ValueError) and str(error).startswith("embedded null"):
         return "a path has a NUL character in it; remove it"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of pathlib, before Python 3.13
+        return f"{error}; give another path"
     return None
 
 

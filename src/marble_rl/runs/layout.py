@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from marble_rl.errors import InputError
+from marble_rl.storage import without_waiting
 
 LOCK = ".lock"
 """File that is locked while a process trains in the folder; contains the host name of the process."""
@@ -18,6 +19,8 @@ JOB_IDENTITY = "identity.json"
 DAMAGED = "damaged-"
 """Stands before the name of a checkpoint that was found damaged."""
 STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,14})")
+MOST_HOST = 1000
+"""Bytes of the name of a host"""
 NOT_WALL_TIME = ("time/scoring", "time/waiting")
 """Stages that pass while another one is timed."""
 
@@ -26,8 +29,8 @@ def in_use(folder: Path) -> bool | None:
     """Whether a process is training in this folder; None if unknown (a run of an older version, or another
     machine)."""
     try:
-        with open(folder / LOCK) as lock:
-            if lock.read() != socket.gethostname():
+        with open(folder / LOCK, "rb", opener=without_waiting) as lock:
+            if lock.read(MOST_HOST) != socket.gethostname().encode():
                 return None
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
