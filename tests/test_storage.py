@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
-from marble_rl.errors import StorageFailed
-from marble_rl.storage import save_safetensors, storage_errors, write_bytes
+from marble_rl.errors import InputError, StorageFailed
+from marble_rl.storage import Record, read_json, save_safetensors, storage_errors, write_bytes
 
 
 def test_equal_tensors_give_equal_bytes(tmp_path: Path) -> None:
@@ -41,6 +43,42 @@ def test_a_refused_write_leaves_the_old_file(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert target.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda path: None, "No such file or directory"),
+    "a folder": (lambda path: path.mkdir(), "Is a directory"),
+    "a pipe": (os.mkfifo, "not a regular file"),
+    "a link to itself": (lambda path: path.symlink_to(path.name), "symbolic links"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "huge": (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "it has 1,099,511,627,776 bytes"),
+    "not UTF-8": (lambda path: path.write_bytes(b'{"a": "\xff"}'), "invalid start byte"),
+    "nested": (lambda path: path.write_text("[" * 50_000), "nested too deeply"),
+    "cut short": (lambda path: path.write_text('{"a": '), "Expecting value"),
+}
+
+
+class Note(Record):
+    kind: ClassVar[str] = "a note"
+    fix: ClassVar[str] = "Write another"
+
+    text: str
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_whatever_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path: Path, what: str) -> None:
+    make, why = STRANGE[what]
+    make(tmp_path / "note.json")
+    for read in (read_json, Note.read):
+        with pytest.raises(InputError, match=rf"{tmp_path / 'note.json'}.*{why}") as refused:
+            read(tmp_path / "note.json")
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "a\ud800"], ids=["long", "NUL", "half a surrogate pair"])
+def test_a_name_that_no_file_can_have_is_one_line(name: str) -> None:
+    with pytest.raises(InputError, match=r"cannot read "):
+        read_json(Path(name))
 
 
 @pytest.mark.parametrize(

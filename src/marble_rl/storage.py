@@ -1,5 +1,6 @@
 """Durable files: complete or absent after a crash, and the same bytes for the same content. `Record`: one class for one
-file."""
+file. Reading is safe from whatever lies under a file's name. Imports torch only to write tensors: `marble runs` does
+without."""
 
 from __future__ import annotations
 
@@ -8,21 +9,25 @@ import hashlib
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import save
-from torch import Tensor
 
 from marble_rl.errors import InputError, StorageFailed
 from marble_rl.section import first_mistake
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_BYTES = 1 << 28
+"""Of a JSON file. A larger one is not read: nothing that marble writes comes near it."""
 RESUME = "continue with --resume"
 """What to do once a run can write its files again."""
 
@@ -82,6 +87,53 @@ def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
+def without_waiting(name: str, flags: int) -> int:
+    """An ``opener`` for `open`: does not wait for the other end of a pipe."""
+    return os.open(name, flags | os.O_NONBLOCK, 0o666)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that is neither folder nor device nor pipe."""
+    file = open(path, "rb", opener=without_waiting)  # noqa: SIM115  the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError("not a regular file")
+    return file
+
+
+def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file of at most ``most`` bytes. Raises OSError or ValueError."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"it has {size:,} bytes; at most {most:,} are read")
+        return file.read(size)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever is wrong with a file, or with the JSON in it, into an `InputError` that names it."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read {path}: {reason(error)}") from None
+
+
+def read_json(path: Path, most: int = MOST_BYTES) -> Any:
+    """The content of a JSON file. Raises an `InputError` that names the file, whatever is wrong with it."""
+    with reading(path):
+        return json.loads(read_regular(path, most).decode("utf-8"))
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read, on one line."""
+    if isinstance(error, ValidationError):  # lists all mistakes, on as many lines
+        return first_mistake(error)
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return getattr(error, "strerror", None) or str(error)
+
+
 RecordT = TypeVar("RecordT", bound="Record")
 Maybe = Annotated[float | None, BeforeValidator(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x)]
 """A number, or None for NaN and infinity, which JSON does not have."""
@@ -111,27 +163,18 @@ class Record(BaseModel):
     @classmethod
     def read(cls: type[RecordT], path: Path) -> RecordT:
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
+            tree = json.loads(read_regular(path).decode("utf-8"))
             if isinstance(tree, dict) and "version" not in tree:
                 tree = cls.upgraded(tree)
             return cls.model_validate(tree)
         except (OSError, ValueError, RecursionError) as error:
-            raise InputError(
-                f"{path} is not {cls.kind} that this version reads ({_reason(error)}). {cls.fix}"
-            ) from None
+            raise InputError(f"{path} is not {cls.kind} that this version reads ({reason(error)}). {cls.fix}") from None
 
     def write(self, path: Path) -> None:
         write_json(path, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
-
-
-def _reason(error: Exception) -> str:
-    """The first thing that is wrong: a validation lists all of them, on as many lines."""
-    if isinstance(error, ValidationError):
-        return first_mistake(error)
-    return getattr(error, "strerror", None) or str(error)
 
 
 def sync_folder(folder: Path) -> None:
@@ -144,8 +187,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def file_digest(path: Path) -> str:
+    """SHA-256 of a regular file."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -157,6 +201,8 @@ def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappin
     The safetensors library writes metadata keys in an order that differs between processes, so the header (8 bytes of
     length, then JSON padded with spaces) is rebuilt here with sorted keys.
     """
+    from safetensors.torch import save
+
     data = save({name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())})
     (length,) = struct.unpack("<Q", data[:8])
     header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(data[8 : 8 + length])}

@@ -14,6 +14,7 @@ from marble_rl.config import load_config
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
 from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.resuming import how_to_continue
 from runs import lora_bytes, marble, metrics, start, train, wait_for_step, write_config
 
 
@@ -81,7 +82,63 @@ def test_damaged_newest_checkpoint_is_named_and_skipped(
     assert "skipped checkpoint" in outcome.err
     assert "step-8" in outcome.err
     assert "continuing after step 6" in outcome.err
+    assert "metrics.jsonl: moved 2 lines of steps after 6, or damaged, to metrics.dropped.jsonl" in outcome.err
+    assert "It is kept as damaged-step-8" in outcome.err
     assert lora_bytes(run) == lora_bytes(whole)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["damaged-step-8", "step-6", "step-8"]
+    dropped = (run / "metrics.dropped.jsonl").read_text().splitlines(keepends=True)
+    assert dropped == (whole / "metrics.jsonl").read_text().splitlines(keepends=True)[6:]
+    assert metrics(run) == metrics(whole)
+
+
+@pytest.mark.parametrize("how", ["--resume", "--resume-or-start"])
+@pytest.mark.parametrize("renamed", [False, True], ids=["found now", "found before"])
+def test_a_run_with_damaged_checkpoints_only_is_not_begun_anew(
+    whole: Path, config_file: Path, tmp_path: Path, how: str, renamed: bool
+) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    for step in (6, 8):
+        damage(run / "checkpoints" / f"step-{step}", "truncated")
+    if renamed:
+        (run / "checkpoints" / "step-8").rename(run / "checkpoints" / "damaged-step-8")
+        shutil.rmtree(run / "checkpoints" / "step-6")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.log"}
+    outcome = marble("train", config_file, "--out", run, how)
+    assert outcome.code == 2
+    names = "damaged-step-8" if renamed else "step-6, step-8 (skipped checkpoint"
+    assert f"every checkpoint in {run / 'checkpoints'} is damaged: {names}" in outcome.err
+    for words in ("They are kept as they are", "start again with another --out", "--resume begins at step 0"):
+        assert words in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.log"}
+    assert after == before
+
+
+def test_the_step_that_is_called_saved_is_one_that_can_be_read(whole: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    folder = run / "checkpoints"
+    assert how_to_continue(run, folder, 1) == f"Step 8 is saved. Continue with: marble train {run} --resume"
+    damage(folder / "step-8", "flipped bit")
+    assert how_to_continue(run, folder, 1).startswith("Step 6 is saved.")
+    damage(folder / "step-6", "no manifest")
+    said = how_to_continue(run, folder, 1)
+    assert said.startswith(f"No step is saved: every checkpoint in {folder} is damaged (step-6, step-8)")
+    assert "--resume" not in said
+    shutil.rmtree(folder)
+    assert how_to_continue(run, folder, 1).startswith("No step is saved yet. Continue with: marble train")
+
+
+@pytest.mark.full
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_at_step_0(
+    whole: Path, config_file: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "lora")
+    logged = (run / "metrics.jsonl").read_bytes()
+    train(config_file, run, "--resume")
+    assert lora_bytes(run) == lora_bytes(whole)
+    assert (run / "metrics.dropped.jsonl").read_bytes() == logged
 
 
 def test_more_steps_than_before(config_file: Path, whole: Path, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from marble_rl.cli.app import app
-from marble_rl.cli.failures import UNFORESEEN, print_failure, print_traceback, print_unforeseen
+from marble_rl.cli.failures import UNFORESEEN, print_failure, print_traceback, print_unforeseen, unusable_path
 from marble_rl.distributed.world import is_first, leave
-from marble_rl.errors import MarbleError
+from marble_rl.errors import InputError, MarbleError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         leave(error)
         sys.exit(error.exit_code)
     except Exception as error:
+        if (mistake := unusable_path(error)) is not None:
+            print_failure(InputError(mistake))
+            sys.exit(InputError.exit_code)
         print_unforeseen(error)
         sys.exit(UNFORESEEN)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -58,6 +60,20 @@ def print_unforeseen(error: Exception) -> None:
         typer.secho("".join(traceback.format_exception(error)), err=True)
     else:
         typer.secho(f"The traceback is in {log}. Please report it.", err=True)
+
+
+def unusable_path(error: Exception) -> str | None:
+    """What is wrong with a path that the system cannot even look for; None for any other error. Paths are used in many
+    places, and in none of them is this the program's fault."""
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return f"{os.fsdecode(error.filename or '')}: {error.strerror}; give another path"
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        return f"{error.object!r} has characters that are not valid Unicode; remove them"
+    if isinstance(error, ValueError) and str(error).startswith("embedded null"):
+        return "a path has a NUL character in it; remove it"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of pathlib, before Python 3.13
+        return f"{error}; give another path"
+    return None
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:

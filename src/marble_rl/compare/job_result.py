@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from marble_rl.config.older import upgraded
 from marble_rl.errors import InputError
 from marble_rl.runs.history import package_versions
 from marble_rl.runs.layout import wall_seconds
+from marble_rl.runs.metrics_lines import read_lines
 from marble_rl.runs.scores import ImageScores, Scores, WeightsScores
 from marble_rl.storage import Record, storage_errors, write_bytes
 
@@ -121,7 +121,7 @@ def finished(job: Job, scores: Scores, evaluate_seconds: float) -> JobResult:
     """From the evaluation and the run's metrics.jsonl."""
     (weights,) = scores.weights.values()
     rollout = job.config.rollout
-    lines = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(job.run / "metrics.jsonl")
     trained = job.method.weights != "base"
     return job_result(
         job,
@@ -161,11 +161,11 @@ def _training(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     seconds = sum(map(wall_seconds, lines))
     columns: dict[str, list[float]] = {}
     for key, value in ((key, value) for line in lines for key, value in line.items()):
-        if key.startswith(AVERAGED) and math.isfinite(value):
+        if key.startswith(AVERAGED):
             columns.setdefault(key, []).append(value)
     return {
         "train_seconds": round(seconds, 3),
-        "seconds_per_step": round(seconds / len(lines), 4),
+        "seconds_per_step": round(seconds / max(len(lines), 1), 4),
         "training": {key: float(f"{sum(values) / len(values):.{DIGITS}g}") for key, values in columns.items()},
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from marble_rl.compare.job_result import AGAIN, JobResult, read_results
 from marble_rl.compare.jobs import JOBS, Job, changes, identity
 from marble_rl.errors import InputError, count_of
 from marble_rl.runs.layout import JOB_IDENTITY
-from marble_rl.storage import storage_errors, write_json
+from marble_rl.storage import read_json, storage_errors, write_json
 
 SEEDS = ("trainer.seed", "evaluation.seed")
 """Keys in which jobs of one method may differ."""
@@ -118,8 +117,8 @@ def _changed(job: Job, result: JobResult | None, but: Sequence[str]) -> list[str
     if not job.run.exists():
         return []
     try:
-        return changes(json.loads(job.identity_file.read_text(encoding="utf-8")), identity(job.config), but)
-    except (OSError, ValueError):
+        return changes(read_json(job.identity_file), identity(job.config), but)
+    except InputError:
         return [f"{job.identity_file}, which says what it was begun with, is missing or damaged"]
 
 

@@ -17,6 +17,10 @@ from marble_rl.config.recipes import find_config
 from marble_rl.config.run import RunConfig
 from marble_rl.errors import InputError
 from marble_rl.section import FOLDER, MINI, explain, shown
+from marble_rl.storage import reason
+
+MOST_BYTES = 1 << 24
+"""Of a config"""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -66,13 +70,19 @@ def to_yaml(config: RunConfig) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with open(path, "rb") as file:  # no regular file is asked for: a shell's <(command) is a pipe
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+        text = data.decode("utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"config file not found: {path}. Give the path of a YAML file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read config file {path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read config file {path}: {reason(error)}") from None
     try:
         tree = yaml.load(text, _UniqueKeys)
+    except (ValueError, RecursionError) as error:  # such as a date that no calendar has
+        raise InputError(f"cannot read config file {path}: {reason(error)}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -101,7 +111,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         raise InputError(f"--set {override!r}: expected key=value, for example --set trainer.steps=10")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise InputError(f"--set {override!r}: {text!r} is not a valid YAML value; quote it") from None
     *parents, last = key.split(".")
     node: Any = tree

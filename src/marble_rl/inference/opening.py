@@ -27,15 +27,10 @@ from marble_rl.models.precision import PLAIN, memory_settings
 from marble_rl.models.settings import ModelConfig
 from marble_rl.rollout.rollout import sample
 from marble_rl.rollout.solvers import Solver
-from marble_rl.runs.checkpoint import (
-    Checkpoint,
-    DamagedCheckpoint,
-    load_checkpoint,
-    load_newest,
-    restoring,
-)
+from marble_rl.runs.checkpoint import Checkpoint, load_checkpoint, load_newest, restoring
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.layout import checkpoint_steps
+from marble_rl.runs.manifest import DamagedCheckpoint
 
 NOTED = ("text_length", "guidance")
 """Settings of the model that the note beside an exported LoRA keeps."""

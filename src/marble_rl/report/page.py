@@ -29,7 +29,8 @@ from marble_rl.report.tables import evaluation_rows
 from marble_rl.report.verdicts import Verdict, verdicts
 from marble_rl.report.wording import counted, duration, listed, number
 from marble_rl.runs.folder import RunFolder
-from marble_rl.runs.layout import best_checkpoint, seems_alive
+from marble_rl.runs.layout import seems_alive
+from marble_rl.runs.manifest import best_checkpoint
 
 
 @dataclass(frozen=True)

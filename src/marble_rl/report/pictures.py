@@ -18,6 +18,7 @@ from PIL import Image, ImageSequence
 
 from marble_rl.report.run_data import RunData
 from marble_rl.runs.images import STILLS, Card, Picture, grid_rows
+from marble_rl.storage import open_regular
 
 T = TypeVar("T")
 BUDGET = 2_000_000
@@ -91,7 +92,7 @@ class Gallery:
 def _opened(file: Path) -> Iterator[Image.Image]:
     with warnings.catch_warnings():  # Pillow warns half way to the size that it refuses
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with Image.open(file) as image:
+        with open_regular(file) as data, Image.open(data) as image:
             yield image
 
 

@@ -5,27 +5,22 @@ Only a folder without a readable config.json is refused, with the reason.
 
 from __future__ import annotations
 
-import json
 import math
-import re
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
 
 from marble_rl.config import RunConfig
 from marble_rl.diagnose.record import DIAGNOSIS, Diagnosis
 from marble_rl.errors import InputError, count_of
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.history import History
-from marble_rl.runs.layout import checkpoint_steps
+from marble_rl.runs.layout import step_of
+from marble_rl.runs.manifest import complete_steps
+from marble_rl.runs.metrics_lines import numbers, parsed, read_rows
 from marble_rl.runs.scores import SCORES, Scores
 from marble_rl.storage import RecordT
 from marble_rl.types import Metrics
-
-LARGEST = 1e100
-"""Of a value in metrics.jsonl: beyond it squares and sums leave the range of a float."""
-MOST_STEPS = 2**53
-"""Up to here a float counts exactly."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +100,19 @@ def read_run(path: Path) -> RunData:
     diagnosis = read_if_whole(Diagnosis, folder.diagnosis / DIAGNOSIS, remarks)
     modified = folder.metrics.stat().st_mtime if folder.metrics.exists() else None
     samples = _samples(folder.samples)
-    checkpoint = max(checkpoint_steps(folder.checkpoints), default=None)
+    checkpoint = _newest_checkpoint(folder.checkpoints, remarks)
     history = read_if_whole(History, folder.history, remarks)
     return RunData(
         path, config, lines, evaluation, samples, modified, remarks, diagnosis, checkpoint, folder.in_use(), history
     )
+
+
+def _newest_checkpoint(folder: Path, remarks: list[str]) -> int | None:
+    try:
+        return max(complete_steps(folder), default=None)
+    except InputError as error:
+        remarks.append(f"Left out: {error}.")
+        return None
 
 
 def read_if_whole(record: type[RecordT], file: Path, remarks: list[str]) -> RecordT | None:
@@ -125,26 +128,24 @@ def read_if_whole(record: type[RecordT], file: Path, remarks: list[str]) -> Reco
 
 def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
     """Complete lines by step; a line that is cut short, or a value that is not a finite number, is left out."""
-    if not file.exists():
+    if not os.path.lexists(file):
         remarks.append("There is no metrics.jsonl yet: nothing was logged.")
         return []
     by_step: dict[int, Metrics] = {}
     broken = dropped = 0
     try:
-        rows = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        remarks.append(f"metrics.jsonl could not be read: {error.strerror}.")
+        rows = read_rows(file)
+    except InputError as error:
+        remarks.append(f"Left out: {str(error).replace(str(file), file.name)}.")
         return []
     for row in rows:
-        try:
-            entry = json.loads(row)
-            step = _step_of(entry)
-        except (ValueError, LookupError, TypeError, RecursionError):
+        line = parsed(row)
+        if line is None:
             broken += 1
             continue
-        finite = {str(key): float(value) for key, value in entry.items() if _is_number(value)}
-        dropped += len(entry) - len(finite)
-        by_step[step] = finite
+        finite = numbers(line)
+        dropped += len(line) - len(finite)
+        by_step[int(line["step"])] = finite
     if broken:
         remarks.append(f"Left out, since not readable: {broken} of {count_of(len(rows), 'line')} of metrics.jsonl.")
     if dropped:
@@ -152,19 +153,6 @@ def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
-    """Neither NaN, which no comparison holds for, nor infinite, nor an integer that no float holds."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
-
-
-def _step_of(entry: dict[str, Any]) -> int:
-    """Of a line of metrics.jsonl. Raises ValueError where it is no count."""
-    step = entry["step"]
-    if not (_is_number(step) and float(step).is_integer() and 0 <= step < MOST_STEPS):
-        raise ValueError(f"{str(step)[:40]!r} is not a step")
-    return int(step)
-
-
 def _samples(folder: Path) -> list[tuple[int, Path]]:
-    files = {file: re.fullmatch(r"step-(\d+)", file.stem) for file in folder.glob("step-*.png")}
-    return sorted((int(match[1]) + 1, file) for file, match in files.items() if match)
+    steps = ((step_of(file.stem), file) for file in folder.glob("step-*.png"))
+    return sorted((step + 1, file) for step, file in steps if step is not None)

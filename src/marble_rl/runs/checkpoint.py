@@ -2,18 +2,25 @@
 
 A checkpoint is written into a folder with a temporary name. The manifest, with the SHA-256 digest of every file, is
 written last. Then the folder is renamed to its final name, `step-N`. An older folder of that name is renamed to
-`.step-N.aside` before that; if a crash comes between the two renames, the older folder is read. A folder whose manifest
-is missing or does not match is reported and skipped, and the checkpoint before it is used. No state of random
+`.step-N.aside` before that; if a crash comes between the two renames, the older folder is read. No state of random
 generators is saved: everything random is seeded by the step (see seeding.py).
+
+A folder that does not match its manifest is damaged. Readers report and skip it, and use the checkpoint before it. The
+training renames it to `damaged-step-N` when it saves its next checkpoint: then it neither counts among the checkpoints
+to keep, nor is it ever deleted. Only `save_checkpoint` renames or deletes: the process that holds the run's lock.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +30,28 @@ from torch import Tensor
 
 from marble_rl import __version__
 from marble_rl.errors import InputError, MarbleError
-from marble_rl.runs.layout import checkpoint_steps
-from marble_rl.storage import file_digest, save_safetensors, storage_errors, sync_folder, write_json
+from marble_rl.runs.layout import DAMAGED, checkpoint_steps, step_of
+from marble_rl.runs.manifest import (
+    STATE,
+    TENSORS,
+    DamagedCheckpoint,
+    aside,
+    existing,
+    verify,
+    write_manifest,
+    written_by,
+)
+from marble_rl.runs.run_log import LOG
+from marble_rl.storage import (
+    file_digest,
+    read_regular,
+    reason,
+    save_safetensors,
+    storage_errors,
+    sync_folder,
+    write_json,
+)
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-TENSORS = ("adapters", "optimizer")
 RULE = "balancer/"
 """Prefix of the balancing rule's tensors, which are in the optimizer's file."""
 
@@ -62,51 +85,92 @@ class Checkpoint:
         return {k.removeprefix(prefix): v for k, v in self.adapters.items() if k.startswith(prefix)}
 
 
-def _aside(final: Path) -> Path:
-    """Where the older checkpoint of a step is kept while the newer one is renamed to the final name."""
-    return final.with_name(f".{final.name}.aside")
-
-
-def _existing(final: Path) -> Path:
-    """The folder of a checkpoint: under its final name, or aside if a crash came between the two renames."""
-    return _aside(final) if _aside(final).exists() and not final.exists() else final
-
-
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int, best: int | None = None) -> Path:
-    """Write ``folder/step-N`` and delete all but the ``keep`` newest and that of step ``best``."""
+    """Write ``folder/step-N`` and delete all but it, the newest others up to ``keep``, and that of step ``best``.
+    Damaged ones do not count, and are kept under another name."""
     final = folder / f"step-{checkpoint.step}"
     temporary = folder / f".step-{checkpoint.step}.partial"
     with storage_errors(f"checkpoint {final}"):
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
         try:
             temporary.mkdir(parents=True)
             for name in TENSORS:
                 save_safetensors(temporary / f"{name}.safetensors", getattr(checkpoint, name), {"format": "pt"})
-            write_json(temporary / "state.json", checkpoint.state)
-            digests = {path.name: file_digest(path) for path in sorted(temporary.iterdir())}
-            about = {"format": FORMAT, "marble": __version__, "step": checkpoint.step}
-            write_json(temporary / MANIFEST, {**about, "sha256": digests})
+            write_json(temporary / STATE, checkpoint.state)
+            write_manifest(temporary, checkpoint.step)
             sync_folder(temporary)
         except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
+            _remove(temporary)
             raise
-        _put_in_place(temporary, final)
-        replaced = (_aside(path) for path in folder.glob("step-*"))
-        for leftover in (*folder.glob(".step-*.partial"), *replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
-        for step in checkpoint_steps(folder)[:-keep]:
-            if step != best:
-                shutil.rmtree(_existing(folder / f"step-{step}"))
+        _put_in_place(temporary, final, checkpoint.step)
+        whole = _whole_steps(folder)
+        if checkpoint.step not in whole:
+            raise OSError(errno.EIO, "what was written cannot be read back")
+        others = [step for step in whole if step != checkpoint.step]
+        _delete(folder, set(others[keep - 1 :]) - {best})
     return final
 
 
-def _put_in_place(temporary: Path, final: Path) -> None:
+def _put_in_place(temporary: Path, final: Path, step: int) -> None:
     """Rename the new folder; an older one of that name is kept aside until the new name is durable."""
-    if final.exists():
-        shutil.rmtree(_aside(final), ignore_errors=True)
-        final.rename(_aside(final))
+    if os.path.lexists(final) and _whole_or_renamed(final, step):
+        _remove(aside(final))
+        final.rename(aside(final))
     temporary.rename(final)
     sync_folder(final.parent)
+
+
+def _whole_steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints that match their manifests, the newest first. The others are renamed."""
+    steps = reversed(checkpoint_steps(folder))
+    return [step for step in steps if _whole_or_renamed(existing(folder / f"step-{step}"), step)]
+
+
+def _whole_or_renamed(path: Path, step: int) -> bool:
+    """Whether a checkpoint matches its manifest. A damaged one is renamed, never over an earlier one."""
+    try:
+        verify(path, step, _digest)
+    except DamagedCheckpoint as damage:
+        name = f"{DAMAGED}step-{step}"
+        names = chain([name], (f"{name}-{i}" for i in count(2)))
+        kept = next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
+        path.rename(kept)
+        LOG.warning(f"damaged checkpoint {path}: {damage}. It is kept as {kept.name}")
+        return False
+    except InputError:  # of a later version: neither counted nor deleted
+        return False
+    return True
+
+
+def _delete(folder: Path, steps: set[int]) -> None:
+    """Delete these checkpoints and what earlier kills have left. Renamed first: a kill leaves no half of one."""
+    leftovers = [folder.glob(f".step-*.{kind}") for kind in ("partial", "deleted")]
+    for leftover in (*(path for paths in leftovers for path in paths), *map(aside, folder.glob("step-*"))):
+        _remove(leftover)
+    for step in steps:
+        path, hidden = existing(folder / f"step-{step}"), folder / f".step-{step}.deleted"
+        path.rename(hidden)
+        _remove(hidden)
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder, or whatever else has its name. What cannot be deleted is tried again after the next save."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    """As `file_digest`; of a file that has not changed since this process computed it, without reading it."""
+    about = path.stat()
+    return _digest_once(path, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _digest_once(path: Path, *_identity: int) -> str:
+    return file_digest(path)
 
 
 def load_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -121,38 +185,19 @@ def load_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify one checkpoint folder, under its final name."""
-    path = _existing(path)
+    """Read and verify one checkpoint folder, under its final name `step-N`."""
+    step = step_of(path.name)
+    assert step is not None, f"{path.name} is not the name of a checkpoint"
+    path = existing(path)
+    manifest = verify(path, step)
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        if manifest["format"] != FORMAT:
-            # Not damaged: if it were skipped, the run would start from scratch and overwrite it.
-            raise InputError(
-                f"{path}: written in format {manifest['format']!r} {_by(manifest.get('marble'))}; this is marble "
-                f"{__version__}, which reads format {FORMAT}. Use the version that made it"
-            )
-        for name, digest in manifest["sha256"].items():
-            if file_digest(path / name) != digest:
-                raise DamagedCheckpoint(f"{name} does not match its digest")
         tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSORS}
-        state = json.loads((path / "state.json").read_text())
-        return Checkpoint(int(manifest["step"]), **tensors, state=state, made_by=manifest.get("marble"))
-    except InputError:
-        raise
-    except FileNotFoundError as error:
-        raise DamagedCheckpoint(f"incomplete, {Path(error.filename).name} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise DamagedCheckpoint(f"not readable ({error})") from None
-
-
-def version_of(folder: Path) -> str | None:
-    """The version of marble that wrote the newest of these checkpoints; None if no manifest names one."""
-    for step in reversed(checkpoint_steps(folder)):
-        try:
-            return str(json.loads((_existing(folder / f"step-{step}") / MANIFEST).read_text())["marble"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None
+        state = json.loads(read_regular(path / STATE).decode("utf-8"))
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"not readable ({reason(error)})") from None
+    if not isinstance(state, dict):
+        raise DamagedCheckpoint(f"{STATE} is not a JSON object")
+    return Checkpoint(step, **tensors, state=state, made_by=manifest.marble)
 
 
 @contextmanager
@@ -165,14 +210,6 @@ def restoring(checkpoint: Checkpoint, run: Path) -> Iterator[None]:
     except (KeyError, ValueError, TypeError) as error:
         what = f"has no {error}" if isinstance(error, KeyError) else f"does not fit: {error}"
         raise InputError(
-            f"{run}: the state of its checkpoint of step {checkpoint.step}, written {_by(checkpoint.made_by)}, {what}. "
-            f"This is marble {__version__}; use the version that made the run, or start a new one"
+            f"{run}: the state of its checkpoint of step {checkpoint.step}, written {written_by(checkpoint.made_by)}, "
+            f"{what}. This is marble {__version__}; use the version that made the run, or start a new one"
         ) from None
-
-
-def _by(version: str | None) -> str:
-    return "by an unknown version of marble" if version is None else f"by marble {version}"
-
-
-class DamagedCheckpoint(Exception):
-    """A checkpoint is incomplete or damaged; the message says how."""

@@ -1,13 +1,14 @@
 """A run's folder: its files, the lock that keeps other runs out, and the check whether a run may continue in it.
 
-config.json  metrics.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  diagnosis/  trackers.json
-base_scores.json  history.json  train.log
+config.json  metrics.jsonl  metrics.dropped.jsonl  samples/  checkpoints/step-N/  lora/  evaluation/  diagnosis/
+trackers.json  base_scores.json  history.json  train.log
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 import socket
 import time
@@ -21,10 +22,10 @@ from marble_rl.config import RunConfig, dump_config, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
-from marble_rl.runs.checkpoint import version_of
 from marble_rl.runs.history import Change
 from marble_rl.runs.layout import LOCK, checkpoint_steps, evaluation_folder, in_use
-from marble_rl.storage import storage_errors, write_bytes
+from marble_rl.runs.manifest import version_of
+from marble_rl.storage import read_regular, reading, reason, storage_errors, write_bytes
 
 IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
 """Sections that define a run: with another value it is another run, which `--resume` refuses."""
@@ -128,20 +129,19 @@ class RunFolder:
         If an `InputError` ends the block before a new checkpoint is written, the folder is restored. A new run's files
         are removed. A resumed run gets its earlier config and history back.
         """
-        before = set(self.path.iterdir()) if self.path.is_dir() else None
-        rewritten = (self.config, self.history)
-        contents = {file: file.read_bytes() for file in rewritten if file.exists()} if self.exists else None
-        steps_before = checkpoint_steps(self.checkpoints)
         with ExitStack() as held:
             with world.failing_together():
                 if world.first:
+                    before = set(self.path.iterdir()) if self.path.is_dir() else None
+                    contents = _contents((self.config, self.history)) if self.exists else None
+                    steps_before = checkpoint_steps(self.checkpoints)
                     held.enter_context(self._locked())
                     with storage_errors(f"run folder {self.path}"):
                         write_bytes(self.config, dump_config(config).encode())
             try:
                 yield
             except InputError:
-                if world.first and checkpoint_steps(self.checkpoints) == steps_before:
+                if world.first and set(checkpoint_steps(self.checkpoints)) <= set(steps_before):
                     if contents is None:
                         self._remove_except(before)
                     else:
@@ -167,7 +167,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(self.path / LOCK, "a+")  # noqa: SIM115  held until the run ends
         except OSError as error:
-            raise InputError(f"--out: cannot write to {self.path}: {error.strerror}; give another folder") from error
+            raise InputError(f"--out: cannot write to {self.path}: {reason(error)}; give another folder") from error
         if not _lock(lock):
             lock.close()
             raise InputError(f"--out: another process is training in {self.path}; wait for it or stop it")
@@ -180,6 +180,16 @@ class RunFolder:
     def in_use(self) -> bool | None:
         """Whether a process is training in this folder; None if unknown."""
         return in_use(self.path)
+
+
+def _contents(files: Sequence[Path]) -> dict[Path, bytes]:
+    """Of those that are there."""
+    contents = {}
+    for file in files:
+        if os.path.lexists(file):
+            with reading(file):
+                contents[file] = read_regular(file)
+    return contents
 
 
 def _lock(file: IO[str]) -> bool:

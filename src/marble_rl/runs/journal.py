@@ -13,11 +13,12 @@ from marble_rl.config import RunConfig
 from marble_rl.config.trackers import TrackerConfig
 from marble_rl.devices import peak_bytes
 from marble_rl.distributed.world import World
+from marble_rl.errors import count_of
 from marble_rl.rewards.core.calls import Counts
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.images import image_grid, save_image
-from marble_rl.runs.log import Display, MetricsFile
+from marble_rl.runs.log import DROPPED, Display, MetricsFile
 from marble_rl.runs.run_log import LOG
 from marble_rl.runs.trackers import Trackers
 from marble_rl.runs.trackers.base import TrackedRun
@@ -44,8 +45,8 @@ class Journal(ExitStack):
         console: Console,
         step: int,
     ) -> None:
-        """``step``: updates done. Lines of later steps, logged before a crash, are dropped: those steps are run
-        again."""
+        """``step``: updates done. Lines of later steps, logged before a crash, are moved to another file: those steps
+        are run again."""
         super().__init__()
         self._config = config
         self._folder = folder
@@ -54,6 +55,9 @@ class Journal(ExitStack):
         self._device = device
         self._file = MetricsFile(folder.metrics, step) if world.first else None
         logged = 0 if self._file is None else self._file.logged
+        if self._file is not None and self._file.dropped:
+            moved = count_of(self._file.dropped, "line")
+            LOG.info(f"metrics.jsonl: moved {moved} of steps after {step}, or damaged, to {DROPPED}")
         tracked = TrackedRun(folder.path, config, step, logged)
         self._trackers = Trackers(tracker_settings(config, world), tracked, LOG.info)
         self.display = Display(console, config.trainer.steps, step, config.trained_rewards, config.logging.print_every)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import fcntl
-import json
+import os
 import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from marble_rl.errors import InputError
+from marble_rl.storage import without_waiting
+
 LOCK = ".lock"
 """File that is locked while a process trains in the folder; contains the host name of the process."""
 JOB_IDENTITY = "identity.json"
 """In the folder of a job of a comparison, above its run"""
+DAMAGED = "damaged-"
+"""Stands before the name of a checkpoint that was found damaged."""
+STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,14})")
+MOST_HOST = 1000
+"""Bytes of the name of a host"""
 NOT_WALL_TIME = ("time/scoring", "time/waiting")
 """Stages that pass while another one is timed."""
 
@@ -21,8 +29,8 @@ def in_use(folder: Path) -> bool | None:
     """Whether a process is training in this folder; None if unknown (a run of an older version, or another
     machine)."""
     try:
-        with open(folder / LOCK) as lock:
-            if lock.read() != socket.gethostname():
+        with open(folder / LOCK, "rb", opener=without_waiting) as lock:
+            if lock.read(MOST_HOST) != socket.gethostname().encode():
                 return None
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -40,20 +48,30 @@ def seems_alive(quiet: float, seconds_per_step: float) -> bool:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """Steps with a folder `step-N` or `.step-N.aside`, ascending; complete or not."""
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    matches = (re.fullmatch(r"step-(\d+)|\.step-(\d+)\.aside", name) for name in names)
-    return sorted({int(match[1] or match[2]) for match in matches if match})
+    names = (re.sub(r"^\.(.*)\.aside$", r"\1", name) for name in _entries(folder))
+    return sorted({step for name in names if (step := step_of(name)) is not None})
 
 
-def best_checkpoint(folder: Path) -> tuple[int, float] | None:
-    """Step and score of the best of the checkpoints in ``folder`` (training/best.py), from the state of the newest;
-    None where none was chosen."""
-    newest = max(checkpoint_steps(folder), default=None)
+def damaged_checkpoints(folder: Path) -> list[str]:
+    """Names of the checkpoints that a training found damaged and renamed (checkpoint.py)."""
+    return sorted(name for name in _entries(folder) if name.startswith(DAMAGED))
+
+
+def step_of(name: str) -> int | None:
+    """N of the name `step-N`, as marble writes it; None for any other name."""
+    match = STEP_NAME.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def _entries(folder: Path) -> list[str]:
+    if not os.path.lexists(folder):
+        return []
     try:
-        best = json.loads((folder / f"step-{newest}" / "state.json").read_text(encoding="utf-8"))["best"]
-        return int(best["step"]), float(best["score"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return None
+        return os.listdir(folder)
+    except OSError as error:
+        raise InputError(
+            f"{folder} is not a folder of checkpoints that can be read ({error.strerror}); restore it, or move it away"
+        ) from None
 
 
 def evaluation_folder(run: Path) -> Path:

@@ -20,41 +20,56 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from marble_rl.runs.metrics_lines import parsed, read_rows
 from marble_rl.runs.run_log import STEPS
 from marble_rl.storage import storage_errors, write_bytes
 from marble_rl.types import Metrics
 
-UNKNOWN = 1 << 62
-"""Step number given to a line that cannot be read; larger than any other"""
+DROPPED = "metrics.dropped.jsonl"
+"""Beside metrics.jsonl: lines that resumed runs removed from it, the last ones at the end"""
+MOST_DROPPED = 1 << 24
+"""Bytes of it; older lines are forgotten."""
 
 
 class MetricsFile:
     """metrics.jsonl: one object per optimizer step."""
 
     def __init__(self, path: Path, first_step: int) -> None:
-        """Continue the file at ``first_step``: lines that a killed run logged after its checkpoint are dropped."""
+        """Continue the file at ``first_step``: lines that a killed run logged after its checkpoint, and damaged ones,
+        are moved to another file."""
         self._path = path
-        self.logged = 0
+        rows = read_rows(path)
+        steps = [None if (line := parsed(row)) is None else int(line["step"]) for row in rows]
+        self.logged = max((step + 1 for step in steps if step is not None), default=0)
         """Number of steps in the file before lines were dropped."""
-        if path.exists():
-            lines = path.read_text().splitlines()
-            kept = [line for line in lines if _step_of(line) < first_step]
-            self.logged = max((step + 1 for step in map(_step_of, lines) if step != UNKNOWN), default=0)
-            with storage_errors(str(path)):
-                write_bytes(path, "".join(f"{line}\n" for line in kept).encode())
+        kept: list[bytes] = []
+        dropped: list[bytes] = []
+        for row, step in zip(rows, steps, strict=True):
+            (kept if step is not None and step < first_step else dropped).append(row + b"\n")
+        self.dropped = len(dropped)
+        """Number of lines that were moved"""
+        with storage_errors(str(path)):
+            if dropped:
+                self._keep(dropped)
+            if rows:
+                write_bytes(path, b"".join(kept))
+
+    def _keep(self, rows: Sequence[bytes]) -> None:
+        """Append rows to the file of dropped ones, before they are removed from the other."""
+        file = self._path.with_name(DROPPED)
+        earlier = [row + b"\n" for row in read_rows(file)]
+        size, last = 0, []
+        for row in reversed([*earlier, *rows]):
+            size += len(row)
+            if size > MOST_DROPPED:
+                break
+            last.append(row)
+        write_bytes(file, b"".join(reversed(last)))
 
     def append(self, step: int, metrics: Metrics) -> None:
         line = json.dumps({"step": step, **{key: metrics[key] for key in sorted(metrics)}})
         with storage_errors(str(self._path)), open(self._path, "a") as file:
             file.write(line + "\n")
-
-
-def _step_of(line: str) -> int:
-    """The step of a line; a line cut short by a crash counts as later than all others."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return UNKNOWN
 
 
 class Display:

@@ -14,7 +14,6 @@ was written lately counts as running, and the status is marked as uncertain.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -23,14 +22,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marble_rl.errors import InputError
-from marble_rl.runs.layout import (
-    best_checkpoint,
-    checkpoint_steps,
-    evaluation_folder,
-    in_use,
-    seems_alive,
-    wall_seconds,
-)
+from marble_rl.runs.layout import evaluation_folder, in_use, seems_alive, wall_seconds
+from marble_rl.runs.manifest import best_checkpoint, complete_steps
+from marble_rl.runs.metrics_lines import numbers, parsed, read_rows
+from marble_rl.storage import read_json
 
 Word = Literal["running", "finished", "stopped", "crashed"]
 PARTS = ("checkpoints", "lora", "samples", "evaluation", "diagnosis")
@@ -99,7 +94,7 @@ def find_runs(folder: Path) -> tuple[list[RunOverview], list[Broken]]:
     for entry in _folders(folder, broken):
         try:
             runs.append(_overview(entry))
-        except (_Unreadable, OSError) as error:
+        except (_Unreadable, InputError, OSError) as error:
             broken.append(Broken(str(entry), str(error)))
     return sorted(runs, key=lambda run: (-run.written, run.path)), sorted(broken, key=lambda entry: entry.path)
 
@@ -119,17 +114,18 @@ def _folders(root: Path, broken: list[Broken]) -> Iterator[Path]:
 
 def _overview(folder: Path) -> RunOverview:
     config = _config(folder / "config.json")
-    lines = _Lines(folder / "metrics.jsonl")
-    steps_done = 0 if lines.last is None else int(lines.last["step"]) + 1
-    saved = max(checkpoint_steps(folder / "checkpoints"), default=None)
-    best = best_checkpoint(folder / "checkpoints")
     log = folder / "metrics.jsonl"
-    written = (log if lines.last is not None else folder / "config.json").stat().st_mtime
+    rows = read_rows(log)
+    last = _newest(rows, b"")
+    steps_done = 0 if last is None else int(last["step"]) + 1
+    saved = max(complete_steps(folder / "checkpoints"), default=None)
+    best = best_checkpoint(folder / "checkpoints")
+    written = (log if last is not None else folder / "config.json").stat().st_mtime
     alive = in_use(folder)
     status = _status(folder, steps_done, config["steps"], saved)
     certain = alive is not None or status == "finished"
     if alive is None and status != "finished":
-        pause = 0.0 if lines.last is None else wall_seconds(lines.last)
+        pause = 0.0 if last is None else wall_seconds(last)
         alive = seems_alive(time.time() - written, pause)
     return RunOverview(
         path=str(folder),
@@ -139,8 +135,8 @@ def _overview(folder: Path) -> RunOverview:
         saved=saved,
         best=None if best is None else best[0],
         written=written,
-        training=_latest(lines.last, "reward/"),
-        evaluation=_evaluation(folder, lines),
+        training=_latest(last, "reward/"),
+        evaluation=_evaluation(folder, _newest(rows, b'"eval/')),
         size=_size(folder),
         **config,
     )
@@ -155,46 +151,28 @@ def _status(folder: Path, done: int, wanted: int, saved: int | None) -> Word:
 
 def _config(file: Path) -> dict[str, Any]:
     """What the table shows of config.json. The schema, which would say more about a mistake in it, needs torch."""
+    if not os.path.lexists(file):
+        raise _Unreadable("it has no config.json")
     try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
+        tree = read_json(file)
         return {
             "steps": int(tree["trainer"]["steps"]),
             "model": str(tree["model"]["path"]),
             "rule": str(tree["balance"]["type"]),
             "seed": int(tree["trainer"]["seed"]),
         }
-    except FileNotFoundError:
-        raise _Unreadable("it has no config.json") from None
     except KeyError as error:
         raise _Unreadable(f"its config.json has no {error}") from None
-    except OSError as error:
-        raise _Unreadable(f"its config.json cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise _Unreadable(f"its config.json is damaged: {error}") from None
 
 
-class _Lines:
-    """The last lines of metrics.jsonl; one that was cut short by a crash does not count."""
-
-    def __init__(self, file: Path) -> None:
-        rows = file.read_bytes().splitlines() if file.exists() else []
-        self.last = self._newest(rows, b"")
-        self.last_evaluated = self._newest(rows, b'"eval/')
-
-    def _newest(self, rows: list[bytes], part: bytes) -> dict[str, float] | None:
-        for row in reversed(rows):
-            if part in row and (line := _numbers(row)) is not None:
-                return line
-        return None
-
-
-def _numbers(row: bytes) -> dict[str, float] | None:
-    try:
-        tree = json.loads(row)
-        int(tree["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-    return {key: value for key, value in tree.items() if isinstance(value, int | float)}
+def _newest(rows: list[bytes], part: bytes) -> dict[str, float] | None:
+    """The last line that is not damaged and has ``part`` in it. The others are not parsed: a log may be long."""
+    for row in reversed(rows):
+        if part in row and (line := parsed(row)) is not None:
+            return numbers(line)
+    return None
 
 
 def _latest(line: dict[str, float] | None, prefix: str) -> Latest | None:
@@ -204,19 +182,19 @@ def _latest(line: dict[str, float] | None, prefix: str) -> Latest | None:
     return Latest(int(line["step"]) + 1, means) if means else None
 
 
-def _evaluation(folder: Path, lines: _Lines) -> Latest | None:
+def _evaluation(folder: Path, evaluated: dict[str, float] | None) -> Latest | None:
     """Of the later step; `marble evaluate` before one during training."""
-    found = [_scores(evaluation_folder(folder) / "scores.json"), _latest(lines.last_evaluated, "eval/")]
+    found = [_scores(evaluation_folder(folder) / "scores.json"), _latest(evaluated, "eval/")]
     return max((latest for latest in found if latest is not None), key=lambda latest: latest.step, default=None)
 
 
 def _scores(file: Path) -> Latest | None:
     """Of the last of the weights in an evaluation; None where there is none, or it cannot be read."""
     try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
+        tree = read_json(file)
         weights = list(tree["weights"].values())[-1]
         return Latest(int(tree["step"]), {str(name): float(mean) for name, mean in weights["means"].items()})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return None
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 
 from rich.console import Console
 
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, Interrupted
+from marble_rl.storage import without_waiting
 
 LOG = logging.getLogger("marble_rl")
 STEPS = logging.getLogger("marble_rl.steps")
@@ -68,6 +70,9 @@ def _write_only_to(file: logging.FileHandler, message: str, error: BaseException
 
 class _LogFile(logging.FileHandler):
     """A file that cannot be written (a full disk, a machine without the run's folder) must not end the run."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=without_waiting)
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # from opening the file

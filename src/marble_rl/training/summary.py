@@ -4,7 +4,6 @@ the harmony of the updates and the signal of each reward."""
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from marble_rl.config import RunConfig
 from marble_rl.errors import count_of
+from marble_rl.runs.metrics_lines import read_lines
 from marble_rl.types import Metrics
 
 LEAST_REFRESHES = 5
@@ -40,8 +40,7 @@ def introduction(config: RunConfig, out: Path, device: object, trained: int, fro
 
 def print_summary(console: Console, metrics_file: Path, rewards: Sequence[str]) -> None:
     """Print what the refreshes of a run measured. Nothing is printed for a run without refreshes."""
-    lines = [json.loads(line) for line in metrics_file.read_text().splitlines()]
-    refreshes = [line for line in lines if "heldout/min_cos" in line]
+    refreshes = [line for line in read_lines(metrics_file) if "heldout/min_cos" in line]
     if not refreshes:
         return
     if len(refreshes) < LEAST_REFRESHES:

@@ -7,7 +7,6 @@ log, checkpoint                                 runs/journal.py, runs/checkpoint
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,13 +29,13 @@ from marble_rl.errors import (
 from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import EMA, LoraPolicy
-from marble_rl.runs.checkpoint import Checkpoint, load_newest, restoring, save_checkpoint
+from marble_rl.runs.checkpoint import Checkpoint, restoring, save_checkpoint
 from marble_rl.runs.folder import RunFolder, StartMode
 from marble_rl.runs.history import add_start
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.journal import Journal, tracker_settings
-from marble_rl.runs.layout import checkpoint_steps
 from marble_rl.runs.plan import Plan, cost, plan, prompt_remarks
+from marble_rl.runs.resuming import how_to_continue, resume_point
 from marble_rl.runs.run_log import LOG, logging_to
 from marble_rl.runs.trackers import check_trackers
 from marble_rl.storage import storage_errors
@@ -219,7 +218,7 @@ class Trainer:
         planned = plan(self.config, self._inputs, self.folder.path.parent) if self.world.first else None
         self._remark_on_inputs(planned)
         # Rank 0 reads the checkpoint and broadcasts it, so that all ranks start from the same one.
-        newest = load_newest(self.folder.checkpoints, self._say) if self.world.first else None
+        newest = resume_point(self.folder.checkpoints, self._say) if self.world.first else None
         checkpoint = self.world.broadcast(newest)
         if checkpoint:
             self._say(f"continuing after step {checkpoint.step}")
@@ -326,15 +325,7 @@ class Trainer:
             self._interrupts.stop(f"stopped at once, after step {self.step}", self._how_to_continue())
 
     def _how_to_continue(self) -> str:
-        """Which step is saved, and the command that goes on from there."""
-        saved = checkpoint_steps(self.folder.checkpoints)
-        state = f"Step {saved[-1]} is saved." if saved else "No step is saved yet."
-        command = (
-            f"marble train {shlex.quote(str(self.folder.path))} --resume"
-            if self.world.size == 1
-            else "the same torchrun command and --resume-or-start"
-        )
-        return f"{state} Continue with: {command}"
+        return how_to_continue(self.folder.path, self.folder.checkpoints, self.world.size)
 
     def _write_lora(self) -> None:
         if self.world.first:
