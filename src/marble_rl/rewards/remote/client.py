@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from marble_rl.errors import InputError, RewardFailed
+from marble_rl.errors import InputError, RewardFailed, shortened
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Scores, Traits
 from marble_rl.rewards.core.retries import AllAttemptsFailed, AttemptFailed, Outage, RetryPolicy
 from marble_rl.rewards.remote.http_client import REFUSED, UNREACHABLE, HttpClient, Reply, bearer, read_secret
@@ -71,20 +71,21 @@ class Server:
         """What ``read`` makes of the server's answer; AttemptFailed if it is not in the format."""
         reply = self._http.send(method, path, body, bearer(self.token), timeout=self._timeout)
         if reply.status != 200:
-            raise ServerFailed(f"{self.url}: HTTP {reply.status}: {_reason(reply)}", reply.status)
+            raise ServerFailed(f"{self.url}: HTTP {reply.status}: {self._reason(reply)}", reply.status)
         try:
             return read(reply.body)
         except Malformed as error:
             raise ServerFailed(f"{self.url}: {error}") from None
 
-
-def _reason(reply: Reply) -> str:
-    try:
-        reason = decode(ErrorReply, reply.body).error
-    except Malformed:
-        reason = repr(reply.body[:200])
-    advice = f" (set {TOKEN_VARIABLE}, or the variable that `token_env` names)"
-    return reason + advice if reply.status == 401 else reason
+    def _reason(self, reply: Reply) -> str:
+        try:
+            reason = shortened(decode(ErrorReply, reply.body).error)
+        except Malformed:
+            reason = repr(reply.body[:200])
+        if self.token:  # a server may quote what it was sent
+            reason = reason.replace(self.token, "[token]")
+        advice = f" (set {TOKEN_VARIABLE}, or the variable that `token_env` names)"
+        return reason + advice if reply.status == 401 else reason
 
 
 class Remote(RewardBase):
