@@ -56,7 +56,7 @@ def _listed(scores: object) -> Sequence[object]:
         if scores.ndim != 1:
             raise BadScore(f"returned an array of shape {list(scores.shape)}; its shape must be [images]")
         if isinstance(scores, torch.Tensor) or scores.dtype.kind in "biufO":
-            return scores.tolist()  # type: ignore[no-any-return]
+            return scores.tolist()
     raise BadScore(
         f"returned {shortened(repr(scores), SHOWN)} ({type(scores).__name__}) in place of one score for each image: a "
         "list, a NumPy array or a tensor"
@@ -73,7 +73,7 @@ def _number(score: object, row: int) -> float:
     if isinstance(score, numbers.Real):
         try:
             return float(score)
-        except OverflowError:  # an integer beyond all floats
-            return math.inf if score > 0 else -math.inf
+        except OverflowError:
+            raise BadScore(f"returned an integer for image {row} of its batch that is beyond all floats", row) from None
     shown = f"{shortened(repr(score), SHOWN)} ({type(score).__name__})"
     raise BadScore(f"returned {shown} for image {row} of its batch, not a number", row)
