@@ -162,3 +162,13 @@ def test_bad_input_is_refused(shapes, options):
     values, group_ids = shapes
     with pytest.raises(ValueError, match=r"must be"):
         group_advantages(torch.zeros(values), torch.zeros(group_ids, dtype=torch.long), **options)
+
+
+@pytest.mark.parametrize("std", ["group", "global"])
+@pytest.mark.parametrize("scale", [1e30, 1e160, 8e307])
+def test_absurd_scores_have_finite_advantages(std, scale):
+    """The same ones as scores of a common size, but for epsilon, which does not matter at that size."""
+    values = torch.tensor([[-1.0], [0.5], [1.0], [2.0], [2.0], [0.25]], dtype=torch.float64)
+    groups = torch.tensor([0, 0, 0, 1, 1, 1])
+    found = group_advantages(scale * values, groups, std=std)
+    torch.testing.assert_close(found, group_advantages(1e9 * values, groups, std=std))

@@ -20,6 +20,8 @@ from marble_rl.types import RewardTable
 
 EPSILON = 1e-4
 CONSTANT_GROUP = 1e-6
+LARGEST = 1e100
+"""Scores whose squares can be summed"""
 
 
 def group_advantages(
@@ -45,18 +47,22 @@ def group_advantages(
     if not torch.isfinite(scores).all():
         raise ValueError("values holds NaN or infinite rewards; use `applicable` to say that a reward does not apply")
 
+    # In units in which squares do not overflow. They are 1 for all but absurd scores, which loses no bit.
+    largest = scores.abs().amax(0) if len(scores) else scores.new_zeros(scores.shape[1])
+    unit = torch.where(largest > LARGEST, largest, 1.0)
+    scores = scores / unit
     _, group = torch.unique(group_ids, return_inverse=True)
     count = _group_sum(valid.to(torch.float64), group)
     mean = _group_sum(scores, group) / count.clamp_min(1.0)
     centred = (scores - mean[group]).masked_fill(~valid, 0.0)
     deviation = (_group_sum(centred**2, group) / count.clamp_min(1.0)).sqrt()
-    informative = (count >= 2) & (deviation > CONSTANT_GROUP * mean.abs().clamp_min(1.0))
+    informative = (count >= 2) & (deviation > CONSTANT_GROUP * mean.abs().clamp_min(1 / unit))
 
     if std == "group":
         scale = deviation[group]
     else:
         scale = ((centred**2).sum(0) / valid.sum(0).clamp_min(1)).sqrt().expand_as(centred)
-    advantages = torch.where(informative[group] & valid, centred / (scale + EPSILON), 0.0)
+    advantages = torch.where(informative[group] & valid, centred / (scale + EPSILON / unit), 0.0)
     return advantages.to(values.dtype if values.is_floating_point() else torch.float64)
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import signal
+import threading
 from collections.abc import Sequence
+
+LONGEST_TEXT = 2000
+"""Characters of a text from outside (an exception of a user's code, a reply of a server) in one of our messages."""
 
 
 class MarbleError(Exception):
@@ -41,6 +46,10 @@ class RewardExploited(RunStopped):
     """An evaluation-only reward fell while the trained ones rose, and the config says to stop then."""
 
 
+class PluginFailed(RunStopped):
+    """A balancing rule or a loss given by import path raised."""
+
+
 class NonFinite(RunStopped):
     """A latent, pixel, loss or gradient was not finite. Nothing was updated from it."""
 
@@ -71,6 +80,45 @@ class Interrupted(MarbleError):
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
+
+
+class Signalled(KeyboardInterrupt):
+    """Ctrl-C, raised by a signal handler of ours: a reward may raise KeyboardInterrupt, but not this one."""
+
+
+class Escaped(Exception):
+    """In place of what would have ended a thread or the program without a message, such as a SystemExit: its cause."""
+
+
+def is_signal(error: BaseException) -> bool:
+    """Whether a signal raised it. That happens in the main thread only. Where Python's own handler is in place, as in a
+    script that imports this package, a KeyboardInterrupt that was raised by hand looks the same, and counts as one."""
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return False
+    return isinstance(error, Signalled) or signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
+    """A text from outside, as a message shows it."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+
+
+def text_of(error: BaseException) -> str:
+    """The message of an exception that is not ours: it may be megabytes long, or raise when it is asked for."""
+    try:
+        return shortened(str(error))
+    except BaseException as broken:
+        if is_signal(broken):
+            raise
+        return f"its message cannot be shown: {type(broken).__name__}"
+
+
+def described(error: BaseException) -> str:
+    """An exception that is not ours, as a message shows it: `KeyError: 'target'`."""
+    if isinstance(error, Escaped) and error.__cause__ is not None:
+        error = error.__cause__
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def require_name(name: str, names: Sequence[str], key: str) -> None:

@@ -1,23 +1,41 @@
 """Classes chosen by `type` in a config: a built-in name, or an import path `package.module:name`.
 
-Such a class (a *part*) has its config section as `Settings`. Balancing rules and losses are parts.
+Such a class (a *part*) has its config section as `Settings`. Balancing rules and losses are parts. Code of users runs
+inside `user_code` or `Registry.blaming`, which turn whatever it raises into an error that names it.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from pydantic import ValidationInfo
+from pydantic import ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from marble_rl.errors import InputError, suggestion
+from marble_rl.errors import InputError, MarbleError, PluginFailed, described, is_signal, suggestion
 from marble_rl.section import UNKNOWN_TYPE, Section
 
 PartT = TypeVar("PartT")
+
+
+@contextmanager
+def user_code(
+    failed: Callable[[BaseException], Exception], passing: tuple[type[Exception], ...] = (MarbleError,)
+) -> Iterator[None]:
+    """Around code of users: whatever it raises, SystemExit included, becomes what ``failed`` makes of it. Signals, and
+    errors of the types ``passing``, are raised as they are."""
+    try:
+        yield
+    except passing:
+        raise
+    except BaseException as error:
+        if is_signal(error):
+            raise
+        raise failed(error) from error
 
 
 def did_you_mean(type_name: str, known: Sequence[str]) -> str:
@@ -29,17 +47,21 @@ def did_you_mean(type_name: str, known: Sequence[str]) -> str:
 def import_path(path: str, key: str) -> Any:
     """The object at ``package.module:name``; ``key`` is the setting that errors name."""
     module_name, _, name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # importing a user's module may raise anything
-        raise InputError(
-            f"{key}: cannot import {module_name!r} ({type(error).__name__}: {error}); "
+
+    def failed(error: BaseException) -> InputError:
+        return InputError(
+            f"{key}: cannot import {module_name!r} ({described(error)}); "
             "fix it, install it, or put its folder on PYTHONPATH"
-        ) from error
-    if not hasattr(module, name):
+        )
+
+    with user_code(failed, passing=()):
+        module = importlib.import_module(module_name)
+        found = hasattr(module, name)  # a module may have its own __getattr__
+        target = getattr(module, name, None)
+    if not found:
         public = [n for n in vars(module) if not n.startswith("_")]
         raise InputError(f"{key}: {module_name!r} has no {name!r}.{suggestion(name, public)}")
-    return getattr(module, name)
+    return target
 
 
 @dataclass(frozen=True)
@@ -90,8 +112,35 @@ class Registry(Generic[PartT]):
         except InputError as error:
             text = str(error).removeprefix(f"{self.section}.type: ")
             raise PydanticCustomError(UNKNOWN_TYPE, "{text}", {"text": text}) from None
-        return settings.model_validate({"type": self.default, **value}, context=info.context)
+        with user_code(lambda error: ValueError(f"the settings raised {described(error)}"), passing=(ValidationError,)):
+            return settings.model_validate({"type": self.default, **value}, context=info.context)
+
+    @contextmanager
+    def blaming(self, type_name: str, kind: type[MarbleError] = PluginFailed) -> Iterator[None]:
+        """Around code that calls a part: an error out of a method of a plug-in becomes a ``kind`` that names the
+        plug-in."""
+        try:
+            yield
+        except MarbleError:
+            raise
+        except BaseException as error:
+            if is_signal(error) or ":" not in type_name or not _passed_through(error, self.find(type_name)):
+                raise
+            raise kind(f"{self.section}.type: {type_name} raised {described(error)}") from error
 
     def part_of(self, settings: Section) -> type[PartT]:
         """The class whose settings these are."""
         return self.find(settings.type)  # type: ignore[attr-defined]
+
+
+def _passed_through(error: BaseException, part: type) -> bool:
+    """Whether a method of the plug-in, written outside of this package, is in the traceback."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        own = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+        belongs = isinstance(own, part) or (inspect.isclass(own) and issubclass(own, part))
+        if belongs and not str(frame.f_globals.get("__name__")).startswith("marble_rl."):
+            return True
+        trace = trace.tb_next
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -90,3 +91,41 @@ class Speechless(Balancer):
 
     def combine(self, step: int, scored: Scored) -> Combination:
         return Combination(scored.advantages.mean(1))
+
+
+class Quits(Loudest):
+    """Ends the program without an error, in the method of that name."""
+
+    class Settings(LoudestSettings):  # type: ignore[misc]
+        where: str = ""
+
+    def __init__(self, settings: Any, rewards: Any, **context: Any) -> None:
+        super().__init__(settings, rewards, **context)
+        self.quit_in("__init__")
+
+    def quit_in(self, method: str) -> None:
+        if self.settings.where == method:
+            sys.exit(0)
+
+    @classmethod
+    def check(cls, settings: Any, rewards: Any) -> None:
+        if settings.where == "check":
+            sys.exit(0)
+
+    def weigh(self, step: int, gradients: RewardGradients) -> Weighing:
+        if step == 2:
+            self.quit_in("weigh")
+        return super().weigh(step, gradients)
+
+    def commit(self, state: int) -> None:
+        self.quit_in("commit")
+        super().commit(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        self.quit_in("state_dict")
+        return super().state_dict()
+
+
+class Broken(Pull):
+    def terms(self, v_theta: Tensor, v_old: Tensor | None, sample: Noised) -> AffineLoss:
+        raise KeyError("nothing here")

@@ -233,3 +233,39 @@ class FindsBlue(RewardBase):
 
     def score(self, batch: RewardBatch) -> list[float]:
         return [float((image == (0, 0, 255)).all()) for image in batch.images]
+
+
+def paints(images: list[np.ndarray], prompts: list[str]) -> list[float]:
+    """Draws what it found into the images, as one does with OpenCV."""
+    for image in images:
+        image[:4, :4] = 255
+    return steady(images, prompts)
+
+
+class Exits(After):
+    """Ends the program without an error, in one of its methods."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__("nothing", 0)
+        self.where = where
+
+    def _exit_in(self, method: str) -> None:
+        if self.where == method:
+            sys.exit(0)
+
+    def applies_to(self, prompt: Any) -> bool:
+        self._exit_in("applies_to")
+        return True
+
+    def load(self, device: Any) -> None:
+        self._exit_in("load")
+
+    def score(self, batch: Any) -> list[float]:
+        self._exit_in("score")
+        return super().score(batch)
+
+
+class OddTraits(After):
+    def __init__(self) -> None:
+        super().__init__("nothing", 0)
+        self.traits = {"range": (0, 1)}

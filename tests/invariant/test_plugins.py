@@ -60,3 +60,48 @@ def test_what_is_wrong_with_a_plug_in_is_named_before_a_model_is_loaded(
     assert outcome.code == 2
     assert message in outcome.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "saved"),
+    [
+        ("check", 2, None),
+        pytest.param("__init__", 3, None, marks=pytest.mark.full),
+        ("weigh", 3, 2),
+        # The weights have changed, but the rule has not: they must not be saved together.
+        pytest.param("commit", 3, None, marks=pytest.mark.full),
+        pytest.param("state_dict", 3, None, marks=pytest.mark.full),
+    ],
+)
+def test_a_rule_that_ends_the_program_is_named(
+    config: Path, tmp_path: Path, where: str, code: int, saved: int | None
+) -> None:
+    """Exit code 0 means that the run is complete, whatever the code of others does."""
+    rule = f"balance={{type: 'parts_for_tests:Quits', where: {where}}}"
+    outcome = marble("train", config, "--set", rule, "--set", "trainer.steps=4", "--out", tmp_path / "run")
+    assert outcome.code == code, outcome.err
+    assert "balance.type: parts_for_tests:Quits raised SystemExit: 0" in outcome.err
+    folder = tmp_path / "run" / "checkpoints"
+    steps = [int(path.name.removeprefix("step-")) for path in folder.glob("step-*")] if folder.exists() else []
+    assert steps == ([] if saved is None else [saved])
+
+
+@pytest.mark.full
+def test_a_loss_that_raises_is_named(config: Path, tmp_path: Path) -> None:
+    outcome = marble("train", config, "--set", "loss={type: 'parts_for_tests:Broken'}", "--out", tmp_path / "run")
+    assert outcome.code == 3, outcome.err
+    assert "loss.type: parts_for_tests:Broken raised KeyError: 'nothing here'" in outcome.err
+
+
+def test_a_command_in_which_other_code_ends_the_program_has_failed(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever that code runs: here in the estimate of the memory that a loss needs."""
+    (tmp_path / "quits_anywhere.py").write_text(
+        "import sys\nfrom parts_for_tests import Pull\n"
+        "class Quits(Pull):\n  def terms(self, v_theta, v_old, sample):\n    sys.exit(0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = marble("config", "show", config, "--set", "loss={type: 'quits_anywhere:Quits'}")
+    assert outcome.code == 70
+    assert "internal error: SystemExit: 0" in outcome.err

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +68,11 @@ def test_a_picture_and_a_prompt_of_ones_own(tmp_path: Path) -> None:
         ({"type": "rewards_for_tests:Fickle"}, "declares itself deterministic"),
         ({"type": "rewards_for_tests:constant"}, "gave 0.5 to 6 different pictures; a constant reward teaches nothing"),
         ({"type": "rewards_for_tests:in_words"}, "returned '0.5' (str) for image 0 of its batch, not a number"),
-        ({"type": "rewards_for_tests:one_word"}, "returned 'good' in place of one score for each image"),
+        ({"type": "rewards_for_tests:one_word"}, "returned 'good' (str) in place of one score for each image"),
+        ({"type": "rewards_for_tests:paints"}, "it writes to its images, which all rewards share"),
+        ({"type": "rewards_for_tests:Exits", "params": {"where": "load"}}, "cannot be loaded: SystemExit: 0"),
+        ({"type": "rewards_for_tests:Exits", "params": {"where": "applies_to"}}, "to say whether it applies to prompt"),
+        ({"type": "rewards_for_tests:Exits", "params": {"where": "score"}}, "SystemExit: 0"),
     ],
 )
 def test_bad_rewards_are_told_and_the_others_checked(tmp_path: Path, reward: dict[str, Any], says: str) -> None:
@@ -104,6 +111,7 @@ def test_a_path_with_a_dot_in_place_of_the_colon(tmp_path: Path) -> None:
         (("--only", "brigth"), "Did you mean 'bright'?"),
         (("--image", "nowhere.png"), "--image: cannot read nowhere.png"),
         (("--image", __file__), "--image: cannot read"),
+        (("--image", "."), "--image: cannot read . as a picture (not a file)"),
         (("--device", "warp"), "unknown device 'warp'"),
     ],
 )
@@ -111,3 +119,67 @@ def test_bad_arguments(tmp_path: Path, more: tuple[object, ...], says: str) -> N
     outcome = check(tmp_path, {"name": "bright", "type": "brightness"}, more=more)
     assert outcome.code == 2
     assert says in outcome.err
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A picture of one colour: however large, a few bytes."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 100)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (png_of(40_000, 40_000), "exceeds limit"),
+        (png_of(10_000, 10_000), "exceeds limit"),
+        (png_of(64, 64), "image file is truncated"),
+        (png_of(8, 8)[:40], "cannot read"),
+        (b"\x89PNG\r\n\x1a\n" + b"\xff" * 40, "cannot read"),
+        (b"", "cannot identify image file"),
+        (None, "not a file"),
+    ],
+)
+def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, says: str) -> None:
+    file = tmp_path / "odd.png"
+    if content is None:
+        os.mkfifo(file)
+    else:
+        file.write_bytes(content)
+    outcome = check(tmp_path, {"name": "bright", "type": "brightness"}, more=("--image", file))
+    assert outcome.code == 2
+    assert f"--image: cannot read {file} as a picture" in outcome.err
+    assert says in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("where", ["import", "__init__", "params"])
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise KeyboardInterrupt", "raise GeneratorExit"])
+def test_a_module_that_ends_the_program_is_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, end: str
+) -> None:
+    """Never exit code 0 with nothing done."""
+    module = f"ends_{where.strip('_')}_{abs(hash(end))}"
+    (tmp_path / f"{module}.py").write_text(
+        "import sys\nfrom marble_rl.rewards import RewardBase\n"
+        + (f"{end}\n" if where == "import" else "")
+        + "class Ends(RewardBase):\n"
+        + (f"  def __init__(self): {end}\n" if where == "__init__" else "")
+        + "  @classmethod\n  def params_model(cls, params):\n"
+        + (f"    {end}\n" if where == "params" else "    return cls.Params\n")
+        + "  def score(self, batch): return []\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = check(tmp_path, {"name": "ends", "type": f"{module}:Ends"})
+    assert outcome.code == 2
+    assert "rewards.0 (ends)." in outcome.err
+    assert {"s": "SystemExit: 0", "r": end.removeprefix("raise ")}[end[0]] in outcome.err
+
+
+def test_traits_of_another_kind(tmp_path: Path) -> None:
+    outcome = check(tmp_path, {"name": "odd", "type": "rewards_for_tests:OddTraits"})
+    assert outcome.code == 2
+    assert "rewards_for_tests:OddTraits: `traits` must be a marble_rl.rewards.Traits, but is {'range'" in outcome.err

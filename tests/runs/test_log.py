@@ -122,3 +122,13 @@ def test_a_log_that_cannot_be_written_does_not_hide_the_error(tmp_path: Path) ->
 
     with pytest.raises(RuntimeError, match="the real one"):
         stopped()
+
+
+def test_what_json_cannot_hold_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    path = tmp_path / "metrics.jsonl"
+    MetricsFile(path, 0).append(3, {"loss/kl": float("nan"), "a": 1.0, "reward/x": float("-inf")})
+    assert json.loads(path.read_text(), parse_constant=refuse) == {"step": 3, "a": 1.0}
+    assert "step 4 has no finite loss/kl, reward/x; left out of metrics.jsonl" in caplog.text

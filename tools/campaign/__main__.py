@@ -25,10 +25,10 @@ os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
 from rich.console import Console
 from rich.table import Table
 
-from tools.campaign import folders, inputs, rewards
+from tools.campaign import folders, inputs, rewards, server
 from tools.campaign.attack import Attack, Seeded
 from tools.campaign.process import import_all
-from tools.campaign.world import World, build
+from tools.campaign.world import World
 
 PARTS: dict[str, tuple[Callable[[World, Seeded], Attack], float]] = {
     "configs": (inputs.config, 0.25),
@@ -37,7 +37,8 @@ PARTS: dict[str, tuple[Callable[[World, Seeded], Attack], float]] = {
     "runs": (folders.damaged_run, 0.2),
     "loras": (folders.damaged_lora, 0.1),
     "comparisons": (folders.damaged_comparison, 0.05),
-    "rewards": (rewards.misbehaving, 0.2),
+    "rewards": (rewards.misbehaving, 0.15),
+    "servers": (server.hostile_clients, 0.05),
 }
 """By name, the attack and its share of the time."""
 PAGE = "attack.json"
@@ -103,11 +104,11 @@ def run_parts(
 
 
 def table(found: dict[str, Count]) -> Table:
-    shown = Table()
-    for column in ("part", "attacks", "refused", "failures", "slowest refusal", "longest refusal", "time"):
+    shown = Table(caption="CPU and characters: of the slowest and of the longest refusal", caption_justify="left")
+    for column in ("part", "attacks", "refused", "failures", "CPU", "characters", "time"):
         shown.add_column(column, justify="left" if column == "part" else "right")
     for part, count in found.items():
-        limits = (f"{count.cpu:.1f} s CPU", f"{count.message:,} characters", f"{count.seconds:.0f} s")
+        limits = (f"{count.cpu:.1f} s", f"{count.message:,}", f"{count.seconds:.0f} s")
         shown.add_row(part, str(count.attacks), str(count.refused), str(len(count.failures)), *limits)
     return shown
 
@@ -141,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, os.getcwd())  # forks change their folder, and import the hostile rewards
     import_all()
     out = given.out.resolve()
-    world = build(out / "world")
+    world = World(out / "world")
     if given.again:
         kept = json.loads((given.again / PAGE).read_text())
         made = attack(world, kept["part"], kept["number"], kept["seed"], out / "again")

@@ -14,7 +14,7 @@ from typing import Any
 from tools.campaign import hostile
 from tools.campaign.attack import BAD_INPUT, DONE, STOPPED, Attack, Seeded, faults_of
 from tools.campaign.process import run
-from tools.campaign.world import LATER, LORA, PROMPT, SCORES, World, lora_of
+from tools.campaign.world import COMPARED, LATER, LORA, PROMPT, SCORES, World, lora_of
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "resume": ("train", "run", "--resume", "--set", f"trainer.steps={LATER}"),
@@ -30,7 +30,7 @@ OFTEN = ("resume", "resume", "resume", "evaluate", "evaluate", *COMMANDS)
 
 def damaged_run(world: World, seeded: Seeded) -> Attack:
     rng = seeded.rng
-    folder = hostile.folder(seeded.folder / "run", world.run)
+    folder = hostile.folder(seeded.folder / "run", world.run())
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".png")
     chosen = rng.sample(files, rng.choice((1, 1, 1, 2, 5)))
     damages = [f"{file.relative_to(folder)}: {hostile.file(rng, file)}" for file in chosen]
@@ -40,10 +40,10 @@ def damaged_run(world: World, seeded: Seeded) -> Attack:
     faults = faults_of(ended, (DONE, BAD_INPUT, STOPPED))
     settings_changed = any(file.name == "config.json" for file in chosen)
     if ended.code == DONE and not settings_changed:
-        if name == "resume" and lora_of(folder) != world.later:
+        if name == "resume" and lora_of(folder) != world.later():
             faults.append("other weights than without the damage")
         if name == "evaluate" and "skipped checkpoint" not in ended.text:
-            faults += _wrong_scores(folder, world.scores)
+            faults += _wrong_scores(folder, world.scores())
     if name != "resume" and _checkpoints(folder) != intact:
         faults.append("changed a checkpoint")
     return Attack(f"{name}: {', '.join(damages)}", ended, faults)
@@ -67,7 +67,7 @@ def _means(scores: dict[str, Any]) -> list[Any]:
 
 def damaged_lora(world: World, seeded: Seeded) -> Attack:
     rng = seeded.rng
-    folder = hostile.folder(seeded.folder / "lora", (world.run / LORA).parent)
+    folder = hostile.folder(seeded.folder / "lora", (world.run() / LORA).parent)
     file = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     damage = (
         _other_header(rng, file) if file.suffix == ".safetensors" and rng.random() < 0.5 else hostile.file(rng, file)
@@ -96,7 +96,6 @@ def damaged_comparison(world: World, seeded: Seeded) -> Attack:
         (folder / file.relative_to(source)).write_bytes(file.read_bytes())
     file = rng.choice(sorted(folder.rglob("*.json")))
     damage = hostile.file(rng, file)
-    methods = ("--methods", "base,weighted_sum", "--seeds", "0", "--set", "trainer.steps=1")
-    table = ("compare", source.with_suffix(".yaml"), *methods, "--table-only", "--out", "comparison")
+    table = ("compare", source.with_suffix(".yaml"), *COMPARED, "--table-only", "--out", "comparison")
     ended = run(rng.choice((table, ("report", "comparison"))), seeded.folder)
     return Attack(f"{file.relative_to(folder)}: {damage}", ended, faults_of(ended))

@@ -53,34 +53,43 @@ def import_all() -> None:
     torch.set_num_threads(1)
 
 
-def run(
-    command: Sequence[object],
-    folder: Path,
-    *,
-    seconds: float = SECONDS,
-    prepare: Callable[[], None] = lambda: None,
-) -> Ended:
-    """Run `marble COMMAND` in ``folder``. ``prepare`` is called in the new process first."""
-    words = tuple(str(word) for word in command)
-    with tempfile.TemporaryFile() as output:
-        start = time.monotonic()
-        process = os.fork()
-        if process == 0:
-            _be_the_command(words, folder, output.fileno(), prepare)
-        timed_out = False
+class Started:
+    """A command under way."""
+
+    def __init__(self, command: Sequence[object], folder: Path, prepare: Callable[[], None] = lambda: None) -> None:
+        """Run `marble COMMAND` in ``folder``. ``prepare`` is called in the new process first."""
+        self.command = tuple(str(word) for word in command)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by `wait`
+        self.process = os.fork()
+        if self.process == 0:
+            _be_the_command(self.command, folder, self._output.fileno(), prepare)
+
+    @property
+    def text(self) -> str:
+        """What it has printed."""
+        return os.pread(self._output.fileno(), 1 << 26, 0).decode(errors="replace")
+
+    def wait(self, seconds: float = SECONDS) -> Ended:
+        """Until it has ended; after ``seconds`` it is killed."""
+        start, timed_out = time.monotonic(), False
         while True:
-            ended, status, used = os.wait4(process, os.WNOHANG)
+            ended, status, used = os.wait4(self.process, os.WNOHANG)
             if ended:
                 break
             if time.monotonic() - start > seconds and not timed_out:
-                os.killpg(process, signal.SIGKILL)
+                os.killpg(self.process, signal.SIGKILL)
                 timed_out = True
             time.sleep(0.002)
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    megabytes = max(0.0, (used.ru_maxrss - before) / 1024)
-    return Ended(words, os.waitstatus_to_exitcode(status), text, used.ru_utime + used.ru_stime, megabytes, timed_out)
+        text = self.text
+        self._output.close()
+        megabytes = max(0.0, (used.ru_maxrss - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024)
+        code, cpu = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+        return Ended(self.command, code, text, cpu, megabytes, timed_out)
+
+
+def run(command: Sequence[object], folder: Path, seconds: float = SECONDS) -> Ended:
+    """Run `marble COMMAND` in ``folder``."""
+    return Started(command, folder).wait(seconds)
 
 
 def _be_the_command(words: tuple[str, ...], folder: Path, output: int, prepare: Callable[[], None]) -> None:

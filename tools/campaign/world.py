@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +18,62 @@ LATER = 8
 LORA = Path("lora/pytorch_lora_weights.safetensors")
 SCORES = Path("evaluation/scores.json")
 PROMPT = "a red cup"
+COMPARED = ("--methods", "base,weighted_sum", "--seeds", "0", "--set", "trainer.steps=1")
 
 
-@dataclass(frozen=True)
 class World:
-    folder: Path
-    tree: dict[str, Any]
-    """The config."""
-    later: bytes | None
-    """LoRA after ``LATER`` steps of the same training without an attack."""
-    scores: dict[str, Any]
-    """What evaluating the finished run gives."""
+    """Everything is made when it is asked for the first time, and kept in ``folder`` for later campaigns."""
 
-    @property
-    def pipeline(self) -> Path:
-        return self.folder / "pipeline"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pipeline = folder / "pipeline"
+        self.tree = config_tree(self.pipeline)
+        self.config = folder / "config.yaml"
+        if not self.config.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            build_tiny_sd3(self.pipeline)
+            write_prompts(folder)
+            self.config.write_text(yaml.safe_dump(self.tree))
 
-    @property
-    def config(self) -> Path:
-        return self.folder / "config.yaml"
-
-    @property
     def run(self) -> Path:
-        """Finished after ``STEPS`` steps, evaluated, with checkpoints."""
-        return self.folder / "run"
+        """A training that is finished after ``STEPS`` steps, and evaluated."""
+        run = self.folder / "run"
+        if not (run / SCORES).exists():
+            self._anew("train", self.config.name, "--out", out=run)
+            self._must("evaluate", "run")
+        return run
+
+    def scores(self) -> dict[str, Any]:
+        """What evaluating that run gives."""
+        scores: dict[str, Any] = json.loads((self.run() / SCORES).read_text())
+        return scores
+
+    def later(self) -> bytes | None:
+        """The LoRA after ``LATER`` steps of the same training without an attack."""
+        run = self.folder / "later"
+        if lora_of(run) is None:
+            self._anew("train", self.config.name, "--set", f"trainer.steps={LATER}", "--out", out=run)
+        return lora_of(run)
 
     def comparison(self) -> Path:
-        """A finished comparison, made when it is asked for the first time: each of its jobs is a process that imports
-        torch."""
-        folder, file = self.folder / "comparison", self.folder / "comparison.yaml"
+        """A finished comparison."""
+        folder, config = self.folder / "comparison", self.folder / "comparison.yaml"
         if not (folder / "compare.json").exists():
-            plain = [
-                {k: v for k, v in reward.items() if k not in ("guard", "priority")} for reward in self.tree["rewards"]
-            ]
-            file.write_text(yaml.safe_dump({**self.tree, "rewards": plain}))
-            jobs = ("--methods", "base,weighted_sum", "--seeds", "0", "--set", "trainer.steps=1")
-            _must("compare", file.name, *jobs, "--out", folder.name, folder=self.folder)
+            ours = ("guard", "priority")
+            rewards = [{k: v for k, v in reward.items() if k not in ours} for reward in self.tree["rewards"]]
+            config.write_text(yaml.safe_dump({**self.tree, "rewards": rewards}))
+            self._anew("compare", config.name, *COMPARED, "--out", out=folder)
         return folder
+
+    def _anew(self, *command: str, out: Path) -> None:
+        shutil.rmtree(out, ignore_errors=True)  # of a campaign that was interrupted
+        self._must(*command, out.name)
+
+    def _must(self, *command: str) -> None:
+        ended = run(command, self.folder, seconds=300)
+        if ended.code:
+            raise RuntimeError(f"marble {' '.join(command)} failed before any attack:\n{ended.text}")
 
 
 def lora_of(run: Path) -> bytes | None:
@@ -96,31 +114,3 @@ def write_prompts(folder: Path) -> None:
     (folder / "things.txt").write_text("a marble\na block\na sign\na kite\n")
     lines = [{"prompt": "a red cup"}, {"prompt": "a blue cup", "colour": "blue"}, {"prompt": "a green hat"}]
     (folder / "colours.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def build(folder: Path) -> World:
-    """Build everything in ``folder``, or take what a finished build left there."""
-    done = folder / "done"
-    if not done.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        build_tiny_sd3(folder / "pipeline")
-        write_prompts(folder)
-        (folder / "config.yaml").write_text(yaml.safe_dump(config_tree(folder / "pipeline")))
-        later = ("--set", f"trainer.steps={LATER}")
-        _must("train", "config.yaml", "--out", "run", folder=folder)
-        _must("evaluate", "run", folder=folder)
-        _must("train", "config.yaml", *later, "--out", "later", folder=folder)
-        done.touch()
-    return World(
-        folder,
-        config_tree(folder / "pipeline"),
-        lora_of(folder / "later"),
-        json.loads((folder / "run" / SCORES).read_text()),
-    )
-
-
-def _must(*command: str, folder: Path) -> None:
-    ended = run(command, folder, seconds=300)
-    if ended.code:
-        raise RuntimeError(f"marble {' '.join(command)} failed before any attack:\n{ended.text}")

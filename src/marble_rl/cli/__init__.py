@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from marble_rl.cli.app import app
 from marble_rl.cli.failures import UNFORESEEN, print_failure, print_traceback, print_unforeseen, unusable_path
+from marble_rl.distributed.interrupts import told_apart
 from marble_rl.distributed.world import is_first, leave
 from marble_rl.errors import InputError, MarbleError
 
@@ -16,7 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, by default with the arguments of this process. Exit codes are those of errors.py."""
     sys.path.append(os.getcwd())  # rewards named by import path may lie in the current folder
     try:
-        app(args=_debug_first(sys.argv[1:] if arguments is None else arguments))
+        with told_apart():
+            app(args=_debug_first(sys.argv[1:] if arguments is None else arguments))
     except SystemExit:
         leave()
         raise
@@ -27,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_traceback(error)  # rank 0 prints the message, but knows only its own traceback
         leave(error)
         sys.exit(error.exit_code)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         if (mistake := unusable_path(error)) is not None:
             print_failure(InputError(mistake))
             sys.exit(InputError.exit_code)

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import typer
 
-from marble_rl.errors import Interrupted, MarbleError
+from marble_rl.errors import Interrupted, MarbleError, described, shortened
 
 UNFORESEEN = 70
 """Exit code of an error that is not in errors.py; EX_SOFTWARE of sysexits.h."""
 LIBRARIES = [Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))]
 """Folders of this package and of Python's own modules."""
+
+LONGEST = 20_000
+"""Characters of a message or traceback that are printed."""
 
 _debug = False
 
@@ -33,7 +36,7 @@ def print_failure(error: MarbleError) -> None:
         typer.secho(str(error), err=True)
     else:
         label = "stopped" if error.exit_code == 3 else "error"
-        typer.secho(f"{label}: {error}", err=True, fg=typer.colors.RED)
+        typer.secho(f"{label}: {shortened(str(error), LONGEST)}", err=True, fg=typer.colors.RED)
     print_traceback(error)
     if error.hint:
         typer.secho(error.hint, err=True)
@@ -52,17 +55,17 @@ def print_traceback(error: BaseException) -> None:
         typer.secho(f"  (all frames: {f'{log}, or ' if log else ''}--debug)", err=True)
 
 
-def print_unforeseen(error: Exception) -> None:
+def print_unforeseen(error: BaseException) -> None:
     """An error that nobody foresaw: one line, if the traceback is in a log file."""
     log = getattr(error, "log_file", None)
-    typer.secho(f"internal error: {type(error).__name__}: {error}", err=True, fg=typer.colors.RED)
+    typer.secho(f"internal error: {described(error)}", err=True, fg=typer.colors.RED)
     if log is None or _debug:
-        typer.secho("".join(traceback.format_exception(error)), err=True)
+        typer.secho(shortened("".join(traceback.format_exception(error)), LONGEST), err=True)
     else:
         typer.secho(f"The traceback is in {log}. Please report it.", err=True)
 
 
-def unusable_path(error: Exception) -> str | None:
+def unusable_path(error: BaseException) -> str | None:
     """What is wrong with a path that the system cannot even look for; None for any other error. Paths are used in many
     places, and in none of them is this the program's fault."""
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):

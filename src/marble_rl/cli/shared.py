@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from marble_rl.errors import InputError
+from marble_rl.errors import Escaped, InputError, described
 
 ConfigPath = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML file, run folder, or the name of a recipe (`marble init`).")
@@ -43,6 +43,12 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SystemExit as error:  # of code that the command called: a failure, whatever its exit code
+            raise Escaped(described(error)) from error
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 

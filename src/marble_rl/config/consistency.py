@@ -17,7 +17,8 @@ def check_consistency(config: RunConfig) -> None:
     _check_rewards(config)
     rule = RULES.part_of(config.balance)
     rule.check_complete()
-    rule.check(config.balance, config.trained_rewards)
+    with RULES.blaming(config.balance.type, InputError):
+        rule.check(config.balance, config.trained_rewards)
     _check_priorities(config, rule)
     _check_guards(config, rule)
     names = [reward.name for reward in config.rewards]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from marble_rl.errors import Interrupted
+from marble_rl.errors import Interrupted, Signalled
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -21,6 +21,26 @@ def seconds_since_stop() -> float | None:
     """How long ago this process was asked to stop; None if it was not. Signals belong to the process, not to an
     object, so parts that wait need not be handed one."""
     return None if _asked_at is None else time.monotonic() - _asked_at
+
+
+def _raise_signalled(signum: int, frame: FrameType | None) -> NoReturn:
+    raise Signalled
+
+
+@contextmanager
+def told_apart() -> Iterator[None]:
+    """While open, Ctrl-C raises Signalled, so that a KeyboardInterrupt out of a user's code is known to be its own."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, _raise_signalled)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Interrupts:
@@ -73,7 +93,7 @@ class Interrupts:
     def raise_deferred(self) -> None:
         """Raise KeyboardInterrupt if a second signal came while changes were shielded."""
         if self._deferred:
-            raise KeyboardInterrupt
+            raise Signalled
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -96,7 +116,7 @@ class Interrupts:
             if self._shielded:
                 self._deferred = True
                 return
-            raise KeyboardInterrupt
+            raise Signalled
         self._received = signum
         _asked_at = time.monotonic()
         name = signal.Signals(signum).name

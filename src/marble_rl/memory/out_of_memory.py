@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from marble_rl.errors import MarbleError, OutOfMemory, RewardFailed
+from marble_rl.errors import MarbleError, OutOfMemory, RewardFailed, text_of
 
 _PRECISION = "model.dtype: bfloat16 or model.quantize"
 _SAMPLING = "model.decoding: sliced (or tiled), " + _PRECISION
@@ -51,7 +51,7 @@ def memory_errors(stage: Callable[[], str], lockstep: bool = False) -> Iterator[
 def is_out_of_memory(error: BaseException) -> bool:
     """CUDA and Python have a type for it; torch on the CPU raises a RuntimeError with one of these messages."""
     messages = ("not enough memory", "can't allocate memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in messages)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in text_of(error) for text in messages)
 
 
 def _message(stage: str, error: str) -> str:

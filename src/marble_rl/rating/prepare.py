@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import Progress
 
 from marble_rl.config.run import EvaluationConfig, RunConfig
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, text_of
 from marble_rl.inference.opening import choose_weights, open_target, sample_images
 from marble_rl.models.base import PromptCache
 from marble_rl.models.settings import ModelConfig
@@ -131,8 +131,8 @@ def _checked_files(model: RatedModel, study: Study) -> list[Path]:
         try:
             with Image.open(file) as picture:
                 picture.verify()
-        except (OSError, UnidentifiedImageError, SyntaxError) as error:
-            raise InputError(f"{file} is not a picture that can be read ({error}); replace it") from None
+        except Exception as error:  # of many kinds, according to what is wrong with the file
+            raise InputError(f"{file} is not a picture that can be read ({text_of(error)}); replace it") from None
     return files
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from rich.progress import (
 )
 
 from marble_rl.runs.metrics_lines import parsed, read_rows
-from marble_rl.runs.run_log import STEPS
+from marble_rl.runs.run_log import LOG, STEPS
 from marble_rl.storage import storage_errors, write_bytes
 from marble_rl.types import Metrics
 
@@ -67,7 +68,12 @@ class MetricsFile:
         write_bytes(file, b"".join(reversed(last)))
 
     def append(self, step: int, metrics: Metrics) -> None:
-        line = json.dumps({"step": step, **{key: metrics[key] for key in sorted(metrics)}})
+        """Numbers that JSON does not have, NaN and infinity, are left out, with a warning: none is logged on
+        purpose."""
+        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
+        if odd := sorted(metrics.keys() - finite.keys()):
+            LOG.warning(f"warning: step {step + 1} has no finite {', '.join(odd)}; left out of {self._path.name}")
+        line = json.dumps({"step": step, **dict(sorted(finite.items()))}, allow_nan=False)
         with storage_errors(str(self._path)), open(self._path, "a") as file:
             file.write(line + "\n")
 

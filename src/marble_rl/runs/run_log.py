@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from marble_rl.distributed.world import World
-from marble_rl.errors import InputError, Interrupted
+from marble_rl.errors import InputError, Interrupted, described
 from marble_rl.storage import without_waiting
 
 LOG = logging.getLogger("marble_rl")
@@ -52,7 +52,7 @@ def logging_to(folder: Path, world: World, console: Console) -> Iterator[None]:
             if world.first:
                 _write_only_to(file, str(error), error)
             raise  # it ends a run that does not begin, whose folder may be removed
-        _write_only_to(file, f"{type(error).__name__}: {error}", error)
+        _write_only_to(file, described(error), error)
         vars(error)["log_file"] = path
         raise
     finally:

@@ -112,7 +112,8 @@ class Learner:
     def apply(self, proposal: Proposal, last_of_rollout: bool) -> Metrics:
         """Apply the update; after the last update of a rollout, also update the old policy."""
         norm = self.updater.apply(proposal.gradient, proposal.loss, self.step)
-        self.rule.commit(proposal.rule_state)
+        with self.updater.changing():  # without the rule's new state, the new weights must not be saved
+            self.rule.commit(proposal.rule_state)
         self.signal = proposal.signal
         guards = {**self.scale.figures, **self.skips.figures}
         self.step += 1

@@ -26,7 +26,6 @@ from marble_rl.errors import (
     RunStopped,
     StorageFailed,
 )
-from marble_rl.memory.out_of_memory import memory_errors
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import EMA, LoraPolicy
 from marble_rl.runs.checkpoint import Checkpoint, restoring, save_checkpoint
@@ -44,6 +43,7 @@ from marble_rl.training.batch import training_batch
 from marble_rl.training.constants import ConstantRewards
 from marble_rl.training.evaluations import Evaluations
 from marble_rl.training.experience import Experience, ExperienceSource
+from marble_rl.training.failures import blaming_plugins, explained
 from marble_rl.training.floors import Floors
 from marble_rl.training.learner import Learner
 from marble_rl.training.metrics import clip_metrics, reward_metrics
@@ -119,8 +119,9 @@ class Trainer:
             self.folder.opened(self.config, self.world),
             logging_to(self.folder.path, self.world, self.console),
             self._interrupts,
+            blaming_plugins(self.config),
         ):
-            with self.world.failing_together(), memory_errors(lambda: "loading", self.world.lockstep):
+            with self.world.failing_together(), explained(self.config, lambda: "loading", self.world.lockstep):
                 self._load()
             if self._interrupts.pending():
                 self._interrupts.stop("stopped before the first step", self._how_to_continue())
@@ -136,7 +137,7 @@ class Trainer:
         self._interrupts.doing = "finishing this step, then saving"
         while self.step < steps:
             with self._saving_before_stopping():
-                with self.world.failing_together(), memory_errors(self._stage, self.world.lockstep):
+                with self.world.failing_together(), explained(self.config, self._stage, self.world.lockstep):
                     metrics = self._take_step()
                 finished, stopping = self.step == steps, self._interrupts.pending()
                 due = self.step % self.config.trainer.save_every == 0
@@ -192,7 +193,7 @@ class Trainer:
                     self._say(f"warning after step {self.step}: {message}")
         try:
             self._interrupts.raise_deferred()
-            with self.world.failing_together(), memory_errors(lambda: "evaluate", self.world.lockstep):
+            with self.world.failing_together(), explained(c, lambda: "evaluate", self.world.lockstep):
                 metrics |= self._evaluations.if_due(self.step, display)
         except (MarbleError, KeyboardInterrupt):  # the update is done, so log it without the evaluation
             self._journal.log(step, metrics)

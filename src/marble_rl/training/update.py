@@ -49,7 +49,7 @@ class Updater:
         self.optimizer.param_groups[0]["lr"] = self.config.lr * schedule_factor(self.config.schedule, step / self.steps)
         self._flat.grad = gradient * self._clip_factor(norm)
         done = step + 1
-        with self._changing():
+        with self.changing():
             self.optimizer.step()
             self.policy.blend(EMA, TRAINED, min(self.config.ema_decay, (1 + done) / (10 + done)))
         self.optimizer.zero_grad()
@@ -92,11 +92,11 @@ class Updater:
     def update_old_policy(self, done: int) -> None:
         """Blend the old policy with the trained one, at the end of a rollout and after ``done`` optimizer steps."""
         c = self.old_policy
-        with self._changing():
+        with self.changing():
             self.policy.blend(OLD, TRAINED, min(c.uprate * max(done - c.flat, 0), c.uphold))
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def changing(self) -> Iterator[None]:
         self.intact = False
         yield
         self.intact = True

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from marble_rl.distributed.interrupts import told_apart
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import FunctionReward, RewardBase, RewardBatch, Scores, Traits
 from marble_rl.rewards.core.calls import CalledReward
@@ -178,11 +181,75 @@ def test_a_call_with_a_timeout_that_ends_its_thread_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, 20.0])
-def test_an_interrupt_is_no_failure_to_be_tried_again(timeout: float | None) -> None:
-    reward = called(After("interrupt", calls=0), retries=3, timeout=timeout)
+def test_ctrl_c_is_no_failure_to_be_tried_again(timeout: float | None, ctrl_c: Callable[[float], None]) -> None:
+    reward = called(After("hang", calls=0), retries=3, timeout=timeout)
+    ctrl_c(0.2)
     with pytest.raises(KeyboardInterrupt):
         reward.score(batch(1))
     assert reward.counts.calls == 1
+
+
+def test_a_keyboard_interrupt_that_a_reward_raises_is_its_failure() -> None:
+    with pytest.raises(RewardFailed, match=r"reward 'r' failed after 2 attempts .*: KeyboardInterrupt"):
+        called(After("interrupt", calls=0), retries=1).score(batch(1))
+
+
+class Loud(BaseException):
+    """Its message is longer than a terminal."""
+
+    def __str__(self) -> str:
+        return 5_000_000 * "x"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        sys.exit(0)
+
+
+def endless() -> None:
+    endless()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: sys.exit(0), "SystemExit: 0"),
+        (lambda: _raise(GeneratorExit()), "GeneratorExit"),
+        (lambda: _raise(StopIteration()), "StopIteration"),
+        (endless, "RecursionError: maximum recursion"),
+        (lambda: _raise(Loud()), r"Loud: x+\.\.\. \(5,000,000 characters\)"),
+        (lambda: _raise(Mute()), "Mute: its message cannot be shown: SystemExit"),
+        (lambda: _raise(KeyboardInterrupt()), "KeyboardInterrupt"),
+    ],
+)
+def test_whatever_user_code_raises_is_a_failure_with_its_name(call: Callable[[], None], says: str) -> None:
+    """In whichever method, and whatever would end the program: here as it is under the command line."""
+
+    class Ends(RewardBase):
+        def applies_to(self, prompt: Prompt) -> bool:
+            call()
+            return True
+
+        def load(self, device: torch.device) -> None:
+            call()
+
+        def score(self, batch: RewardBatch) -> Scores:
+            call()
+            return []
+
+    reward = called(Ends(), retries=0)
+    with told_apart():
+        with pytest.raises(RewardFailed, match=f"reward 'r' failed on an image .*: {says}") as failed:
+            reward.score(batch(1))
+        assert len(str(failed.value)) < 3000
+        with pytest.raises(InputError, match=f"reward 'r' failed to say whether it applies .*: {says}"):
+            reward.applies_to(Prompt(0, "a cup", "s"))
+        with pytest.raises(InputError, match=f"rewards: 'r' cannot be loaded: {says}"):
+            reward.load(torch.device("cpu"))
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 @pytest.mark.parametrize("row", [-1, 3, None])

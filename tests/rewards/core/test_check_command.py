@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -40,13 +42,16 @@ def test_a_prompt_of_the_config_from_outside_its_world_is_told() -> None:
     assert "detector: photo" in str(found.error)
 
 
-@pytest.mark.parametrize(("what", "says"), [("exit", "SystemExit: 1"), ("cancel", "CancelledError: cancelled")])
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [("exit", "SystemExit: 1"), ("cancel", "CancelledError: cancelled"), ("interrupt", "KeyboardInterrupt")],
+)
 def test_a_reward_that_would_end_the_program_is_told(what: str, says: str) -> None:
     params = {"what": what, "calls": 1}
     assert checked(RewardConfig(type="rewards_for_tests:After", name="r", params=params)).error == says
 
 
-def test_an_interrupt_ends_the_check() -> None:
-    params = {"what": "interrupt", "calls": 0}
+def test_ctrl_c_ends_the_check(ctrl_c: Callable[[float], None]) -> None:
+    ctrl_c(0.3)
     with pytest.raises(KeyboardInterrupt):
-        checked(RewardConfig(type="rewards_for_tests:After", name="r", params=params))
+        checked(RewardConfig(type="rewards_for_tests:slow", name="r", params={"seconds": 30}))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from marble_rl.errors import RewardFailed
+from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Traits
+from marble_rl.rewards.core.calls import CalledReward
 from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.rewards.remote.client import Remote, RemoteFailed
 from marble_rl.rewards.remote.wire import PROTOCOL, TOKEN_VARIABLE
 from marble_rl.types import Prompt
-from reward_servers import WEIGHTLESS, Faulty, ask, built_in, client, pictures, red_batch, reply, serving
+from reward_servers import HEALTHY, WEIGHTLESS, Faulty, ask, built_in, client, pictures, red_batch, reply, serving
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +71,10 @@ FAULTS = {
     "NaN": (reply('{"scores": [0.5, NaN]}'), "scores.1: Input should be a finite number"),
     "infinite": (reply('{"scores": [Infinity, 1]}'), "scores.0: Input should be a finite number"),
     "beyond float64": (reply('{"scores": [0, 1%s]}' % ("0" * 400)), "scores.1: "),
+    "nested": (reply('{"scores": [[0.5], [0.5]]}'), "scores.0: Input should be a valid number"),
+    "by name": (reply('{"scores": {"0": 0.5, "1": 0.5}}'), "scores: Input should be a valid array"),
+    "a reason of megabytes": (reply(json.dumps({"error": 5_000_000 * "x"}), "500 Oops"), "... (5,000,000 characters)"),
+    "too long": (reply(" " * (17 << 20)), "the reply is longer than 16777216 bytes"),
     "text": (reply('{"scores": ["0.5", "0.5"]}'), "scores.0: Input should be a valid number"),
     "true": (reply('{"scores": [true, true]}'), "scores.0: Input should be a valid number"),
     "too few": (reply('{"scores": [0.5]}'), "1 score for 2 images"),
@@ -100,6 +108,7 @@ def test_a_bad_answer_is_retried_elsewhere_or_an_error(fault: str) -> None:
     assert "remote reward 'brightness'" in str(error.value)
     assert faulty.url in str(error.value)
     assert reason in str(error.value)
+    assert len(str(error.value)) < 3000
 
 
 def test_the_error_names_the_servers_that_failed_and_why() -> None:
@@ -119,6 +128,50 @@ def test_a_wrong_token_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         pytest.raises(RemoteFailed, match=r"no usable answer in 1 attempt: .*HTTP 401.*MARBLE_REWARDS_TOKEN"),
     ):
         client(url, retries=5)
+
+
+def test_a_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where a server sends it back, or where it cannot be sent."""
+    monkeypatch.setenv("MY_TOKEN", "s3cret-t0ken")
+    with Faulty.running(reply('{"error": "no access for s3cret-t0ken"}', "403 No")) as faulty:
+        remote = client(faulty.url, token_env="MY_TOKEN")
+        with pytest.raises(RemoteFailed, match=r"HTTP 403: no access for \[token\]"):
+            remote.score(red_batch(1))
+        for odd in ("s3cret\nX-Admin: 1", "s3cret\rx", "s3cret x", "s3cret\x7f", "s3cret\x01"):
+            monkeypatch.setenv("MY_TOKEN", odd)
+            with pytest.raises(InputError, match="'MY_TOKEN' holds white space or control characters") as refused:
+                client(faulty.url, token_env="MY_TOKEN")
+            assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ({"higher_is_better": "false"}, "higher_is_better: Input should be a valid boolean"),
+        ({"range": [0, "1"]}, "range.1: Input should be a valid number"),
+        ({"range": [0, 1, 2]}, "range"),
+        ({"range": [math.nan, 1]}, "range.0: Input should be a finite number"),
+        ({"media": "sound"}, "media: Input should be 'image' or 'video'"),
+        ({"deterministic": None}, "deterministic: Input should be a valid boolean"),
+    ],
+)
+def test_a_server_whose_description_is_odd_is_not_believed(declared: dict[str, Any], says: str) -> None:
+    """A `"false"` that counted as true would turn the sign of all scores."""
+    rewards = {"brightness": {**HEALTHY["rewards"]["brightness"], **declared}}
+    with (
+        Faulty.running(b"", {**HEALTHY, "rewards": rewards}) as faulty,
+        pytest.raises(RemoteFailed, match=f"does not describe its reward as this version expects: .*{says}"),
+    ):
+        client(faulty.url)
+
+
+def test_scores_of_a_server_are_bounded_like_all_others() -> None:
+    with Faulty.running(reply('{"scores": [0.5, 1e308]}')) as faulty:
+        traits = {**HEALTHY["rewards"]["brightness"], "range": [None, None]}
+        faulty.health = {**HEALTHY, "rewards": {"brightness": traits}}
+        reward = CalledReward(RewardConfig(type="x:y", name="mine"), client(faulty.url))
+        with pytest.raises(RewardFailed, match=r"reward 'mine' failed on .* prompt 1 .*returned 1e\+308"):
+            reward.score(red_batch(2))
 
 
 def test_a_refusal_of_one_server_is_not_that_of_all() -> None:

@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from marble_rl.errors import InputError, RewardFailed
-from marble_rl.rewards.core.base import RewardBase, RewardBatch
+from marble_rl.rewards.core.base import RewardBase, RewardBatch, Traits
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.rewards.remote import server as remote_server
@@ -38,9 +38,11 @@ def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_reward_sees_what_it_would_see_in_process() -> None:
     class Recorder(RewardBase):
+        traits = Traits(writes_images=True)
+
         def score(self, batch: RewardBatch) -> list[float]:
             self.batch = batch
-            batch.images[0] = 0  # may be written to
+            batch.images[0] = 0
             return [0.0] * len(batch.prompts)
 
     recorder = Recorder()

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from marble_rl.errors import InputError
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Scores, Traits, traits_of
-from marble_rl.rewards.core.calls import checked
 from marble_rl.rewards.core.registry import build_reward
+from marble_rl.rewards.core.returned import checked
 from marble_rl.rewards.core.settings import RewardChoice
 from marble_rl.section import Section
 from marble_rl.types import Prompt
@@ -51,8 +51,9 @@ class Frames(RewardBase):
     def _take_traits(self) -> None:
         inner = traits_of(self.reward)
         self._most_frames = inner.batch_size
-        # `score` divides its frames into batches of this size; a call may hold any number of videos.
-        self.traits = replace(inner, media="video", batch_size=None)
+        # `score` divides its frames into batches of this size; a call may hold any number of videos. The frames that it
+        # chooses are a copy already, which the reward may change.
+        self.traits = replace(inner, media="video", batch_size=None, writes_images=False)
 
     def applies_to(self, prompt: Prompt) -> bool:
         return self.reward.applies_to(prompt)
@@ -71,7 +72,7 @@ class Frames(RewardBase):
             part = RewardBatch(images[start : start + step], prompts[start : start + step])
             with _errors_by_video(start, len(chosen)):
                 # Checked here: a bad score could disappear in the mean or the worst.
-                scores += checked(self.reward.score(part), part, self.traits.range)
+                scores += checked(self.reward.score(part), len(part.prompts), self.traits.range)
         return [self._reduced(scores[i : i + len(chosen)]) for i in range(0, len(scores), len(chosen))]
 
     def _reduced(self, scores: Sequence[float | None]) -> float | None:

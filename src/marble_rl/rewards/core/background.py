@@ -110,8 +110,8 @@ class PendingScores:
         self._calling.append(name)
         try:
             self._fill(column, rows, pixels)
-        except BaseException as error:  # raised in the caller's thread; here it would end the lane unseen
-            self._error = self._error or _failure(name, error)
+        except Exception as error:  # raised in the caller's thread; here it would end the lane unseen
+            self._error = self._error or error
         finally:
             self._calling.remove(name)
 
@@ -126,15 +126,6 @@ class PendingScores:
             self._table.applicable[row, column] = score is not None
             if isinstance(score, NotedScore):
                 self._notes[row][self._table.names[column]] = score.note
-
-
-def _failure(name: str, error: BaseException) -> Exception:
-    """An error that the caller's thread can raise. SystemExit would end the program without an error message."""
-    if isinstance(error, Exception):
-        return error
-    failure = RewardFailed(f"reward {name!r} failed: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
 
 
 def _lane(reward: CalledReward) -> str:

@@ -6,6 +6,7 @@ A reward scores uint8 images or videos for their prompts: one finite number each
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import time
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Images = npt.NDArray[np.uint8]
 Scores = Sequence[float | None]
 """One finite number for each image, or None where the reward cannot judge it."""
+LARGEST_SCORE = 1e30
+"""Scores beyond it, in either direction, are refused: sums of their squares and products must stay finite."""
 Precision = Literal["float32", "bfloat16", "float16"]
 METADATA = "metadata"
 """Name of the argument by which a function gets the prompts' metadata"""
@@ -57,6 +60,8 @@ class Traits:
     time, and takes turns with the other rewards on its device."""
     retries: int = 1
     """Retries after a failure."""
+    writes_images: bool = False
+    """It changes the images that it gets, so each call gets a copy. Otherwise they are read-only."""
 
 
 class NotedScore(float):
@@ -78,7 +83,7 @@ class RewardBatch:
     """The input of a reward."""
 
     images: Images
-    """[B, H, W, 3] uint8, for videos [B, F, H, W, 3]"""
+    """[B, H, W, 3] uint8, for videos [B, F, H, W, 3]; read-only, unless the reward declares `writes_images`"""
     prompts: Sequence[Prompt]
     """B prompts, with their metadata"""
 
@@ -167,5 +172,5 @@ class FunctionReward(RewardBase):
         self._takes_metadata = METADATA in arguments or any(p.kind is p.VAR_KEYWORD for p in arguments.values())
 
     def score(self, batch: RewardBatch) -> Scores:
-        metadata = {METADATA: [dict(prompt.metadata) for prompt in batch.prompts]} if self._takes_metadata else {}
+        metadata = {METADATA: [copy.deepcopy(dict(p.metadata)) for p in batch.prompts]} if self._takes_metadata else {}
         return self.function(list(batch.images), [prompt.text for prompt in batch.prompts], **metadata, **self.params)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from marble_rl.errors import Escaped, described
 from marble_rl.rewards.core.base import deadline_in
 
 T = TypeVar("T")
@@ -28,15 +29,17 @@ _own = threading.local()
 
 def call_within(call: Callable[[], T], timeout: float | None, name: str) -> T:
     """The result of the call. Raises TimeoutError after ``timeout`` seconds; the call then goes on running, but nobody
-    waits for it any more. ``name``: of the reward, for messages."""
+    waits for it any more. What the call raises is raised here, and is an Exception: in place of a SystemExit or the
+    like, an Escaped. ``name``: of the reward, for messages."""
     thread: CallThread | None = getattr(_own, "thread", None)
     if thread is None:
-        thread = _own.thread = CallThread()
+        thread = CallThread()
     job = Job(call, timeout)
+    _own.thread = None  # while it is busy, also after a timeout or Ctrl-C, another call gets another one
     thread.start(job)
     if not _wait_for(job, timeout, name):
-        _own.thread = None  # it is still busy: the next call gets another one
         raise TimeoutError(f"no answer within {timeout:g} seconds")
+    _own.thread = thread
     if job.error is not None:
         raise job.error
     return job.result  # type: ignore[no-any-return]
@@ -50,14 +53,17 @@ class Job:
     timeout: float | None
     done: threading.Event = field(default_factory=threading.Event)
     result: Any = None
-    error: BaseException | None = None
+    error: Exception | None = None
 
     def make(self) -> None:
         try:
             with deadline_in(self.timeout):
                 self.result = self.call()
-        except BaseException as error:  # handed to the thread that waits
+        except Exception as error:  # handed to the thread that waits
             self.error = error
+        except BaseException as error:  # no signal is raised in this thread: the reward called sys.exit, or the like
+            self.error = Escaped(described(error))
+            self.error.__cause__ = error
         self.done.set()
 
 

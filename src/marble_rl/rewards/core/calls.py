@@ -5,20 +5,22 @@ The trainer and the server call rewards through this module, so that both check 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
 from marble_rl.devices import pick_device
-from marble_rl.errors import InputError, RewardFailed, count_of
-from marble_rl.rewards.core.base import NotedScore, Reward, RewardBatch, Scores, Traits, traits_of
+from marble_rl.errors import InputError, RewardFailed, described
+from marble_rl.plugins import user_code
+from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, traits_of
 from marble_rl.rewards.core.call_thread import call_within
+from marble_rl.rewards.core.handing import handed
 from marble_rl.rewards.core.retries import AllAttemptsFailed, RetryPolicy
+from marble_rl.rewards.core.returned import checked
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Media, Prompt
 
@@ -86,23 +88,29 @@ class CalledReward:
     def suits(self, prompt: Prompt) -> bool:
         """The reward's own `applies_to`. Its errors become an InputError before the reward is loaded, a RewardFailed
         after."""
-        try:
-            return bool(self.reward.applies_to(prompt))
-        except InputError as error:
-            raise InputError(f"rewards ({self.name}): {error}") from error
-        except (RewardFailed, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            raise (RewardFailed if self._loaded else InputError)(
+
+        def failed(error: BaseException) -> Exception:
+            if isinstance(error, InputError):
+                return InputError(f"rewards ({self.name}): {error}")
+            return (RewardFailed if self._loaded else InputError)(
                 f"reward {self.name!r} failed to say whether it applies to prompt {prompt.index} ({prompt.text!r}): "
-                f"{type(error).__name__}: {error}"
-            ) from error
+                f"{described(error)}"
+            )
+
+        with user_code(failed, passing=(RewardFailed,)):
+            return bool(self.reward.applies_to(prompt))
 
     def load(self, device: torch.device) -> None:
-        """Load its weights on the device that its config names, else its traits, else the caller."""
-        wanted = self.config.device or self.traits.device
-        self.device = device if wanted is None else pick_device(wanted, f"rewards ({self.name}).device")
-        self.reward.load(self.device)
+        """Load its weights on the device that its config names, else its traits, else the caller. Raises
+        InputError."""
+
+        def failed(error: BaseException) -> InputError:
+            return InputError(f"rewards: {self.name!r} cannot be loaded: {described(error)}")
+
+        with user_code(failed, passing=()):
+            wanted = self.config.device or self.traits.device
+            self.device = device if wanted is None else pick_device(wanted, f"rewards ({self.name}).device")
+            self.reward.load(self.device)
         self._loaded = True
 
     def check_device(self) -> None:
@@ -122,7 +130,7 @@ class CalledReward:
         return [score for part in _split(batch, size) for score in self._attempts(part)]
 
     def score_fresh(self, batch: RewardBatch) -> list[float | None]:
-        """One call without retries; raises what the reward raises."""
+        """One call without retries; raises what the reward raises (see `call_within`)."""
         self._check_media(batch)
         return self._attempt(batch)
 
@@ -139,15 +147,15 @@ class CalledReward:
         return scores
 
     def _call(self, batch: RewardBatch) -> list[float | None]:
-        with self._autocast():
-            return checked(self.reward.score(batch), batch, self.traits.range)
+        with handed(batch, self.traits) as given, self._autocast():
+            return checked(self.reward.score(given), len(batch.prompts), self.traits.range)
 
     def _attempts(self, batch: RewardBatch) -> Scores:
         policy = RetryPolicy(
             self.retries,
             self.config.backoff,
             on_retry=lambda: self._count(retries=1),
-            errors=BaseException,  # sys.exit in a reward, or a panic in a Rust extension, is a failure too
+            errors=Exception,
         )
         try:
             return policy.call(lambda _: self._attempt(batch))
@@ -161,7 +169,7 @@ class CalledReward:
         attempts = f" after {error.attempts}" if len(error.failures) > 1 else ""
         return (
             f"reward {self.name!r} failed{attempts} on an image of prompt {prompt.index} ({prompt.text!r}): "
-            f"{error.reasons(lambda failure: f'{type(failure).__name__}: {failure}')}"
+            f"{error.reasons(described)}"
         )
 
     def _check_media(self, batch: RewardBatch) -> None:
@@ -189,41 +197,3 @@ def _split(batch: RewardBatch, size: int) -> Iterator[RewardBatch]:
     for start in range(0, len(batch.prompts), size):
         rows = slice(start, start + size)
         yield RewardBatch(batch.images[rows], batch.prompts[rows])
-
-
-class BadScore(ValueError):
-    """A reward did not return one usable score for each image."""
-
-    def __init__(self, message: str, row: int = 0) -> None:
-        super().__init__(message)
-        self.row = row
-
-
-def checked(scores: object, batch: RewardBatch, allowed: tuple[float, float]) -> list[float | None]:
-    """Check that there is one score per image, each None or a finite number in the reward's range; returns them."""
-    if isinstance(scores, str) or not isinstance(scores, Iterable):
-        raise BadScore(f"returned {scores!r} in place of one score for each image")
-    numbers = [None if score is None else _number(score, row) for row, score in enumerate(scores)]
-    if len(numbers) != len(batch.prompts):
-        raise BadScore(f"returned {count_of(len(numbers), 'score')} for {count_of(len(batch.prompts), 'image')}")
-    low, high = allowed
-    for row, number in enumerate(numbers):
-        if number is None:
-            continue
-        if not math.isfinite(number):
-            raise BadScore(f"returned {number} for image {row} of its batch", row)
-        if not low <= number <= high:
-            raise BadScore(f"returned {number} for image {row} of its batch, outside its range [{low}, {high}]", row)
-    return numbers
-
-
-def _number(score: object, row: int) -> float:
-    """A text is no number, even where Python would read one from it: the reward that returns it has a bug."""
-    if isinstance(score, NotedScore):
-        return score
-    try:
-        if not isinstance(score, str | bytes):
-            return float(score)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch, of several numbers
-        pass
-    raise BadScore(f"returned {score!r} ({type(score).__name__}) for image {row} of its batch, not a number", row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marble_rl.devices import resident
-from marble_rl.errors import InputError, MarbleError
+from marble_rl.errors import InputError, MarbleError, described, text_of
 from marble_rl.prompts.wanted import wanted_text
 from marble_rl.rewards.core.base import Images, RewardBatch, Scores, Traits
 from marble_rl.rewards.core.calls import CalledReward
@@ -83,12 +84,8 @@ def check_reward(
         if prompt is None:
             return RewardCheck(reward.name, error="applies to none of the prompts; give one with --prompt")
         return _scored(reward, prompt, images, before)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a reward may call sys.exit
-        return RewardCheck(
-            reward.name, error=str(error) if isinstance(error, MarbleError) else f"{type(error).__name__}: {error}"
-        )
+    except Exception as error:
+        return RewardCheck(reward.name, error=str(error) if isinstance(error, MarbleError) else described(error))
 
 
 def _fitting_sample(reward: CalledReward) -> Prompt | None:
@@ -160,11 +157,17 @@ def _memory_key(device: torch.device) -> str:
 
 
 def read_picture(path: Path) -> Images:
+    """[H, W, 3]. Anything but a picture of a sensible size is refused."""
     try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"--image: cannot read {path} as a picture ({error}); give a PNG or JPEG file") from None
+        if path.exists() and not path.is_file():  # opening a named pipe would wait for ever
+            raise OSError("not a file")
+        with warnings.catch_warnings():  # Pillow only warns of what is half as large as what it refuses
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                return np.asarray(image.convert("RGB"))
+    except Exception as error:  # of many kinds, according to what is wrong with the file
+        reason = text_of(error) or type(error).__name__
+        raise InputError(f"--image: cannot read {path} as a picture ({reason}); give a PNG or JPEG file") from None
 
 
 def sample_picture(prompt: Prompt, size: int = 512) -> Images:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from marble_rl.errors import InputError, suggestion
-from marble_rl.plugins import did_you_mean, import_path
-from marble_rl.rewards.core.base import METADATA, FunctionReward, Reward, RewardBase
+from marble_rl.errors import InputError, described, shortened, suggestion, text_of
+from marble_rl.plugins import did_you_mean, import_path, user_code
+from marble_rl.rewards.core.base import METADATA, FunctionReward, Reward, RewardBase, Traits, traits_of
 from marble_rl.section import FOLDER, Section, explain
 
 if TYPE_CHECKING:
@@ -58,12 +58,22 @@ def build_reward(choice: RewardChoice, where: str) -> Reward:
                 "derive it from marble_rl.rewards.RewardBase, see docs/adding_a_reward.md"
             )
         reward: Reward = construct(target, choice.params, f"{where}.params")
+        _check_traits(reward, f"{where}.type: {choice.type}")
         return reward
     if not callable(target):
         raise InputError(f"{where}.type: {choice.type} is neither a class nor a function")
     arguments = _params_of_function(target, f"{where}.type: the function {choice.type}")
     _check_arguments(arguments, choice.params, f"{where}.params")
-    return FunctionReward(target, **choice.params)
+    function = FunctionReward(target, **choice.params)
+    _check_traits(function, f"{where}.type: {choice.type}")
+    return function
+
+
+def _check_traits(reward: Reward, what: str) -> None:
+    with user_code(lambda error: InputError(f"{what}: its `traits` raised {described(error)}")):
+        traits: object = traits_of(reward)
+    if not isinstance(traits, Traits):
+        raise InputError(f"{what}: `traits` must be a marble_rl.rewards.Traits, but is {shortened(repr(traits), 100)}")
 
 
 def _find(type_name: str, key: str) -> Any:
@@ -79,19 +89,23 @@ def _find(type_name: str, key: str) -> Any:
 
 def construct(target: type, params: Mapping[str, Any], where: str) -> Any:
     """Construct an object. Its parameters are checked first, by its `Params` or by the signature of its constructor."""
-    model = _params_model(target, params, where)
-    if model is None:
-        _check_arguments(list(inspect.signature(target).parameters.values()), params, where)
-    else:
-        try:
-            model.model_validate(params)
-        except ValidationError as error:
-            raise InputError("\n  ".join(explain(error, model, params, f"{where}."))) from None
-    try:
+
+    def failed(error: BaseException) -> InputError:
+        text = (text_of(error) if isinstance(error, Exception) else "") or described(error)
+        names_key = text.partition(":")[0].partition(".")[0] in params
+        return InputError(f"{where}{'.' if names_key else ': '}{text}")
+
+    with user_code(failed):
+        model = _params_model(target, params, where)
+        if model is None:
+            _check_arguments(list(inspect.signature(target).parameters.values()), params, where)
+        else:
+            try:
+                model.model_validate(params)
+            except ValidationError as error:
+                raise InputError("\n  ".join(explain(error, model, params, f"{where}."))) from None
+    with user_code(failed, passing=()):
         return target(**params)
-    except Exception as error:
-        names_key = str(error).partition(":")[0].partition(".")[0] in params
-        raise InputError(f"{where}{'.' if names_key else ': '}{error}") from error
 
 
 def _params_model(target: Any, params: Mapping[str, Any], where: str) -> type[Section] | None:
@@ -114,9 +128,10 @@ def with_absolute_paths(type_name: str, params: dict[str, Any], folder: Path) ->
     if not any(os.path.exists(folder / text) or os.path.exists(text) for text in _strings(params.values())):
         return params
     try:
-        model = _params_model(_find(type_name, "type"), params, "params")
-        absolute = None if model is None else model.model_validate(params, context={FOLDER: folder})
-    except (InputError, ValidationError):
+        with user_code(lambda error: InputError(described(error))):
+            model = _params_model(_find(type_name, "type"), params, "params")
+            absolute = None if model is None else model.model_validate(params, context={FOLDER: folder})
+    except InputError:
         return params
     return params if absolute is None else _with_strings(params, absolute.model_dump(mode="json", exclude_unset=True))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from marble_rl.errors import count_of
+from marble_rl.errors import count_of, shortened, text_of
 from marble_rl.rewards.core.base import seconds_to_deadline
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ LOG = logging.getLogger(__name__)
 
 
 class AttemptFailed(RuntimeError):
-    """An attempt that failed in a known way."""
+    """An attempt that failed in a known way. Its message may quote a server, so it is bounded."""
 
     final = False
     """Whether a retry would fail as well, as with a wrong API key."""
@@ -29,16 +29,19 @@ class AttemptFailed(RuntimeError):
     pause = 0.0
     """Seconds that the server asks us to wait before the next attempt."""
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
+
 
 class AllAttemptsFailed(Exception):
     """No attempt succeeded."""
 
-    def __init__(self, failures: Sequence[BaseException]) -> None:
+    def __init__(self, failures: Sequence[Exception]) -> None:
         super().__init__(failures)
         self.failures = failures
         self.attempts = count_of(len(failures), "attempt")
 
-    def reasons(self, describe: Callable[[BaseException], str] = str) -> str:
+    def reasons(self, describe: Callable[[Exception], str] = text_of) -> str:
         """The different reasons. A reason that occurred several times, but not always, has its count."""
         reasons = [describe(failure) for failure in self.failures]
         counts = {reason: reasons.count(reason) for reason in reasons}
@@ -56,7 +59,7 @@ class Outage:
         self._began: float | None = None
         self._lock = threading.Lock()
 
-    def begin(self, reason: BaseException) -> None:
+    def begin(self, reason: Exception) -> None:
         with self._lock:
             if self._began is None:
                 self._began = time.monotonic()
@@ -84,8 +87,8 @@ class RetryPolicy:
     on_retry: Callable[[], None]
     """Called before each retry, to count it. May be called by several threads at once."""
     longest_pause: float = 60.0
-    errors: type[BaseException] = AttemptFailed
-    """Exceptions that are retried. Others are raised at once, and so is KeyboardInterrupt."""
+    errors: type[Exception] = AttemptFailed
+    """Exceptions that are retried. Others are raised at once."""
 
     def call(
         self,
@@ -100,13 +103,11 @@ class RetryPolicy:
         would end after the deadline of this thread. ``jitter`` shortens each pause by up to half, at random, so that
         requests that failed together are not retried together.
         """
-        failures: list[BaseException] = []
+        failures: list[Exception] = []
         began = time.monotonic()
         while True:
             try:
                 result = attempt(len(failures))
-            except KeyboardInterrupt:
-                raise
             except self.errors as error:
                 failures.append(error)
             else:
@@ -120,7 +121,7 @@ class RetryPolicy:
             self.on_retry()
         raise AllAttemptsFailed(failures)
 
-    def _may_retry(self, failures: Sequence[BaseException], seconds: float, outage: Outage | None) -> bool:
+    def _may_retry(self, failures: Sequence[Exception], seconds: float, outage: Outage | None) -> bool:
         last = failures[-1]
         if getattr(last, "final", False):
             return False
@@ -134,7 +135,7 @@ class RetryPolicy:
             outage.begin(last)
         return True
 
-    def _wait(self, number: int, error: BaseException, jitter: random.Random | None, stop: threading.Event) -> bool:
+    def _wait(self, number: int, error: Exception, jitter: random.Random | None, stop: threading.Event) -> bool:
         """Pause before the next attempt. Returns False if there must not be one."""
         pause = self.backoff * 2.0 ** min(number, 64) * (jitter.uniform(0.5, 1.0) if jitter else 1.0)
         pause = min(max(pause, getattr(error, "pause", 0.0)), self.longest_pause)

@@ -44,12 +44,11 @@ class Scorer:
         for name, reward in list(self._rewards.items()):
             try:
                 reward.load(device)
-            except Exception as error:
-                message = f"{name!r} cannot be loaded: {type(error).__name__}: {error}"
+            except InputError as error:
                 if not reward.config.optional:
-                    raise InputError(f"rewards: {message}") from error
+                    raise
                 del self._rewards[name]
-                remarks.append(f"left out: optional reward {message}")
+                remarks.append(f"left out: optional reward {str(error).removeprefix('rewards: ')}")
         return remarks
 
     def check_applicability(self, names: Sequence[str], prompts: Sequence[Prompt], lost: str = UNLEARNT) -> None:

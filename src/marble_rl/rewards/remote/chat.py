@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, shortened
 from marble_rl.rewards.core.retries import AttemptFailed
 from marble_rl.rewards.remote.http_client import (
     UNREACHABLE,
@@ -71,8 +71,7 @@ class ChatServer:
     def excerpt(self, text: str) -> str:
         """The beginning of what a server sent, on one line, without the key."""
         key = self._key()
-        plain = " ".join((text.replace(key, "[key]") if key else text).split())
-        return plain if len(plain) <= EXCERPT else f"{plain[:EXCERPT]}..."
+        return shortened(" ".join((text.replace(key, "[key]") if key else text).split()), EXCERPT)
 
     def _ask(self, method: str, path: str, body: bytes | None, timeout: float) -> Any:
         headers = {"Content-Type": b"application/json", **bearer(self._key())}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from marble_rl.errors import InputError, RewardFailed
+from marble_rl.errors import InputError, RewardFailed, shortened
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Scores, Traits
 from marble_rl.rewards.core.retries import AllAttemptsFailed, AttemptFailed, Outage, RetryPolicy
 from marble_rl.rewards.remote.http_client import REFUSED, UNREACHABLE, HttpClient, Reply, bearer, read_secret
@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 LONGEST_PAUSE = 10.0
 """Seconds between two attempts at most. Another server may be free, so it is shorter than for other rewards."""
+LONGEST_REASON = 500
+"""Characters of a server's error in a message, so that there is room for the errors of several servers."""
 REST_SECONDS = 30.0
 """A server that failed is asked last for so long, so that a dead one does not cost its timeout in every batch."""
 
@@ -70,6 +72,8 @@ class Server:
     def ask(self, method: str, path: str, read: Callable[[bytes], T], body: bytes | None = None) -> T:
         """What ``read`` makes of the server's answer; AttemptFailed if it is not in the format."""
         reply = self._http.send(method, path, body, bearer(self.token), timeout=self._timeout)
+        if self.token:  # a server may send it back, and messages quote its reply
+            reply = replace(reply, body=reply.body.replace(self.token.encode(), b"[token]"))
         if reply.status != 200:
             raise ServerFailed(f"{self.url}: HTTP {reply.status}: {_reason(reply)}", reply.status)
         try:
@@ -80,7 +84,7 @@ class Server:
 
 def _reason(reply: Reply) -> str:
     try:
-        reason = decode(ErrorReply, reply.body).error
+        reason = shortened(decode(ErrorReply, reply.body).error, LONGEST_REASON)
     except Malformed:
         reason = repr(reply.body[:200])
     advice = f" (set {TOKEN_VARIABLE}, or the variable that `token_env` names)"

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError
 from marble_rl.errors import count_of
 from marble_rl.rewards.core.base import Images, RewardBatch, Traits
 from marble_rl.section import first_mistake
-from marble_rl.types import Prompt
+from marble_rl.types import Media, Prompt
 
 PROTOCOL = 2
 """Increased with every change after which a server and a client of different versions would misread each other."""
@@ -60,6 +60,15 @@ class HealthReply(BaseModel):
     protocol: Any = None
     version: Any = None
     rewards: dict[str, Any] = {}
+
+
+class ServedTraits(BaseModel):
+    """What a reward on a server declares, in the reply to `GET /health`."""
+
+    range: tuple[FiniteFloat | None, FiniteFloat | None]
+    higher_is_better: bool
+    deterministic: bool
+    media: Media
 
 
 class ErrorReply(BaseModel):
@@ -132,8 +141,11 @@ def encode_traits(traits: Traits) -> dict[str, Any]:
 def decode_traits(served: Any) -> Traits:
     """What a reward on a server declares, from the reply to `GET /health`."""
     try:
-        low, high = served["range"]
-        bounds = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
-        return Traits(range=bounds, **{name: served[name] for name in SERVED_TRAITS})
-    except (TypeError, KeyError, ValueError):
-        raise Malformed("the server does not describe its reward as this version expects") from None
+        declared = ServedTraits.model_validate_json(json.dumps(served), strict=True)
+    except ValidationError as error:
+        raise Malformed(
+            f"the server does not describe its reward as this version expects: {first_mistake(error)}"
+        ) from None
+    low, high = declared.range
+    bounds = (-math.inf if low is None else low, math.inf if high is None else high)
+    return Traits(range=bounds, **{name: getattr(declared, name) for name in SERVED_TRAITS})
