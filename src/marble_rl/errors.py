@@ -66,7 +66,7 @@ class RankFailed(MarbleError):
 
 
 class Interrupted(MarbleError):
-    """SIGINT or SIGTERM, raised after loading or once the current step is finished and saved."""
+    """SIGINT, SIGTERM or SIGHUP, raised after loading or once the current step is finished and saved."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)

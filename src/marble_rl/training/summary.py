@@ -1,10 +1,11 @@
-"""What `marble train` prints around the training: before the first step what it will do, and at its end two tables,
-the harmony of the updates and the signal of each reward."""
+"""What `marble train` prints around the training: before the first step what it will do, where it stops early how to
+continue, and at its end two tables, the harmony of the updates and the signal of each reward."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from rich.table import Table
 
 from marble_rl.config import RunConfig
 from marble_rl.errors import count_of
+from marble_rl.runs.folder import RunFolder
+from marble_rl.runs.layout import checkpoint_steps
 from marble_rl.types import Metrics
 
 LEAST_REFRESHES = 5
@@ -100,3 +103,15 @@ def _steps(part: list[Metrics]) -> str:
 def _mean(part: list[Metrics], key: str) -> str:
     values = [line[key] for line in part if key in line]
     return f"{sum(values) / len(values):.2f}" if values else ""
+
+
+def how_to_continue(folder: RunFolder, ranks: int) -> str:
+    """Which step of a run that stops is saved, and the command that goes on from there."""
+    saved = checkpoint_steps(folder.checkpoints)
+    state = f"Step {saved[-1]} is saved." if saved else "No step is saved yet."
+    command = (
+        f"marble train {shlex.quote(str(folder.path))} --resume"
+        if ranks == 1
+        else "the same torchrun command and --resume-or-start"
+    )
+    return f"{state} Continue with: {command}"

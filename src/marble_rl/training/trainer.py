@@ -7,11 +7,11 @@ log, checkpoint                                 runs/journal.py, runs/checkpoint
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -35,7 +35,6 @@ from marble_rl.runs.folder import RunFolder, StartMode
 from marble_rl.runs.history import add_start
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.journal import Journal, tracker_settings
-from marble_rl.runs.layout import checkpoint_steps
 from marble_rl.runs.plan import Plan, cost, plan, prompt_remarks
 from marble_rl.runs.run_log import LOG, logging_to
 from marble_rl.runs.trackers import check_trackers
@@ -49,7 +48,7 @@ from marble_rl.training.floors import Floors
 from marble_rl.training.learner import Learner
 from marble_rl.training.metrics import clip_metrics, reward_metrics
 from marble_rl.training.sharding import check_sharding, load_base, parameter_counts
-from marble_rl.training.summary import introduction
+from marble_rl.training.summary import how_to_continue, introduction
 from marble_rl.training.watch import Watches
 from marble_rl.types import Metrics
 
@@ -121,14 +120,17 @@ class Trainer:
             logging_to(self.folder.path, self.world, self.console),
             self._interrupts,
         ):
-            with self.world.failing_together(), memory_errors(lambda: "loading", self.world.lockstep):
-                self._load()
-            if self._interrupts.pending():
-                self._interrupts.stop("stopped before the first step", self._how_to_continue())
-            with self._journal:
-                metrics = self._run_steps()
-            with self.world.failing_together():
-                self._write_lora()
+            try:
+                with self.world.failing_together(), memory_errors(lambda: "loading", self.world.lockstep):
+                    self._load()
+                if self._interrupts.pending():
+                    self._stop("stopped before the first step")
+                with self._journal:
+                    metrics = self._run_steps()
+                with self.world.failing_together():
+                    self._write_lora()
+            except KeyboardInterrupt:  # a second signal, while there was no step to save
+                self._stop("stopped at once")
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
     def _run_steps(self) -> Metrics:
@@ -144,7 +146,7 @@ class Trainer:
                 if finished or stopping or due or self.step == self._evaluations.best_step:
                     self._save()
             if stopping and not finished:
-                self._interrupts.stop(f"stopped after step {self.step}", self._how_to_continue())
+                self._stop(f"stopped after step {self.step}")
         return metrics
 
     def _take_step(self) -> Metrics:
@@ -316,25 +318,17 @@ class Trainer:
             elif not isinstance(stop, StorageFailed):
                 with self.world.failing_together():
                     self._write_checkpoint()
-            stop.hint = self._how_to_continue()
+            stop.hint = how_to_continue(self.folder, self.world.size)
             if isinstance(stop, RewardsAbandoned):
                 self._interrupts.pending()  # a rank that got no signal learns it from the others
-                self._interrupts.stop(f"stopped after step {self.step}: {stop}", stop.hint)
+                self._stop(f"stopped after step {self.step}: {stop}")
             raise
-        except KeyboardInterrupt:  # a second Ctrl-C
+        except KeyboardInterrupt:  # a second signal
             self._write_checkpoint()
-            self._interrupts.stop(f"stopped at once, after step {self.step}", self._how_to_continue())
+            self._stop(f"stopped at once, after step {self.step}")
 
-    def _how_to_continue(self) -> str:
-        """Which step is saved, and the command that goes on from there."""
-        saved = checkpoint_steps(self.folder.checkpoints)
-        state = f"Step {saved[-1]} is saved." if saved else "No step is saved yet."
-        command = (
-            f"marble train {shlex.quote(str(self.folder.path))} --resume"
-            if self.world.size == 1
-            else "the same torchrun command and --resume-or-start"
-        )
-        return f"{state} Continue with: {command}"
+    def _stop(self, message: str) -> NoReturn:
+        self._interrupts.stop(message, how_to_continue(self.folder, self.world.size))
 
     def _write_lora(self) -> None:
         if self.world.first:
