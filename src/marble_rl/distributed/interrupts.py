@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP (the terminal is closed, ssh is lost).
 
 `Interrupts` is for work that is worth saving: remember the signal, finish the step, save, then stop. A second signal
-gives the step up. `Stopping` is around a whole command, for everything else: loading, and commands with nothing to save.
+gives the step up. `Stopping` is around a whole command, for the rest: imports, and commands with nothing to save.
 """
 
 from __future__ import annotations
