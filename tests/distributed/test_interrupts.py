@@ -132,10 +132,11 @@ cli.main()
         "import signals_itself",
         "d = Destroyed(); del d",
         "\n    try: now()\n    except KeyboardInterrupt: now()",
+        "\n    try: now()\n    except BaseException: pass\n    print('goes on')",
         "stopping.end(); now()",
         "__import__('atexit').register(now)",
     ],
-    ids=["running", "importing", "destroying", "twice", "ending", "at exit"],
+    ids=["running", "importing", "destroying", "twice", "swallowed", "ending", "at exit"],
 )
 def test_a_signal_ends_a_command_with_one_line(what: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "signals_itself.py").write_text(

@@ -153,6 +153,7 @@ def serve(orders: TextIO, answers: TextIO) -> None:
     """Run one order after the other, each in a fork. What a command imports is imported here for the next ones."""
     for line in orders:
         order = Order.model_validate_json(line)
+        assert len(os.listdir("/proc/self/task")) == 1, "threads would be missing in a fork"
         counter = mmap.mmap(-1, 8)  # shared with the fork, so that it survives a kill
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as imported:
             child = os.fork()
@@ -190,7 +191,7 @@ def _run(order: Order, counter: mmap.mmap, outputs: Sequence[Any], imported: Any
 
         count = Operations(order, counter).count
         sys.addaudithook(functools.partial(_on_event, count))
-        os.fsync = functools.partial(_fsync, count, os.fsync)  # type: ignore[assignment]
+        os.fsync = functools.partial(_fsync, count, os.fsync)
         try:
             main(order.command)
         except SystemExit as end:

@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if arguments is None:
                 stopping.end()
         except Stopped as stop:
+            stopping.caught()
             if stopping.message:
                 print(stopping.message, file=sys.stderr)
             leave(Interrupted(stop.signum, message))

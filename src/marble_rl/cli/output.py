@@ -69,7 +69,7 @@ def _replaced(stream: Any, outputs: list[_Output]) -> io.TextIOWrapper:
     output = _Output(stream.fileno())
     outputs.append(output)
     stream.flush()
-    return io.TextIOWrapper(output, stream.encoding, stream.errors, line_buffering=True, write_through=True)  # type: ignore[type-var]
+    return io.TextIOWrapper(output, stream.encoding, stream.errors, line_buffering=True, write_through=True)
 
 
 def lost_output(outputs: list[_Output]) -> str | None:

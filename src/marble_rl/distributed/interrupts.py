@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -137,9 +138,9 @@ class Interrupts:
 class Stopping:
     """Around a command: a signal ends it with one line and the exit code of the signal, never with a traceback.
 
-    Where an exception would do harm, the process ends on the spot: while a module is imported (C code that initialises
-    itself prints the exception, or makes another one of it), in a destructor, in the command's last moments, and at a
-    second signal. Files are safe then too, because they survive kill -9.
+    Where an exception would do harm, or is lost, the process ends on the spot: while a module is imported (C code that
+    initialises itself prints the exception, or makes another one of it), in a destructor, where a library catches
+    everything, in the command's last moments, and at a second signal. Files are safe then too: they survive kill -9.
     """
 
     current: Stopping | None = None
@@ -150,6 +151,7 @@ class Stopping:
         self.received: int | None = None
         """The signal that raised `Stopped`."""
         self._ending = False
+        self._watch: weakref.ref[Stopped] | None = None
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Stopping:
@@ -162,10 +164,14 @@ class Stopping:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        Stopping.current = None
+        Stopping.current = self._watch = None
         sys.unraisablehook = self._hook
         if not self._ending:
             _restore_handlers(self._previous)
+
+    def caught(self) -> None:
+        """The exception has done its work."""
+        self._watch = None
 
     def end(self) -> None:
         """The process is about to end: a signal from here on does not raise, also after the context is closed."""
@@ -175,7 +181,13 @@ class Stopping:
         if self._ending or self.received is not None or _importing(frame):
             self._leave(signum)
         self.received = signum
-        raise Stopped(signum)
+        raise self._watched(signum)  # not held here: a traceback has the variables of its frames
+
+    def _watched(self, signum: int) -> Stopped:
+        """The exception. If it dies before this context is closed, somebody has caught it and goes on."""
+        stop = Stopped(signum)
+        self._watch = weakref.ref(stop, lambda _: self._leave(signum))
+        return stop
 
     def _unraisable(self, unraisable: Any) -> None:
         if isinstance(unraisable.exc_value, Stopped):
