@@ -75,15 +75,19 @@ class RankFailed(MarbleError):
 
 
 class Interrupted(MarbleError):
-    """SIGINT or SIGTERM, raised after loading or once the current step is finished and saved."""
+    """SIGINT, SIGTERM or SIGHUP, raised after loading or once the current step is finished and saved."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
 
 
-class Signalled(KeyboardInterrupt):
-    """Ctrl-C, raised by a signal handler of ours: a reward may raise KeyboardInterrupt, but not this one."""
+class Stopped(KeyboardInterrupt):
+    """A signal that stops at once, raised by a handler of ours: a reward may raise KeyboardInterrupt, but not this."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
 
 
 class Escaped(Exception):
@@ -95,7 +99,7 @@ def is_signal(error: BaseException) -> bool:
     script that imports this package, a KeyboardInterrupt that was raised by hand looks the same, and counts as one."""
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return False
-    return isinstance(error, Signalled) or signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, Stopped) or signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def shortened(text: str, limit: int = LONGEST_TEXT) -> str:

@@ -1,16 +1,22 @@
-"""Ctrl-C and SIGTERM: remembered until the end of the step, and shared between ranks."""
+"""Ctrl-C, SIGTERM and SIGHUP: remembered until the end of the step, and shared between ranks; or one line and an exit
+code."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
-from marble_rl.distributed.interrupts import Interrupts
+from marble_rl.distributed.interrupts import SIGNALS, Interrupts, Stopping
 from marble_rl.errors import Interrupted
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", SIGNALS)
 def test_a_signal_stops_the_run_at_the_end_of_the_step(signum: signal.Signals) -> None:
     said: list[str] = []
     with Interrupts(said.append) as interrupts:
@@ -23,18 +29,36 @@ def test_a_signal_stops_the_run_at_the_end_of_the_step(signum: signal.Signals) -
     assert said == [f"{signum.name}: finishing this step, then saving. Once more stops at once."]
 
 
-def test_a_second_signal_stops_at_once() -> None:
-    with Interrupts(lambda text: None):
-        signal.raise_signal(signal.SIGINT)
+@pytest.mark.parametrize("second", SIGNALS)
+@pytest.mark.parametrize("first", SIGNALS)
+def test_a_second_signal_stops_at_once_with_its_exit_code(first: signal.Signals, second: signal.Signals) -> None:
+    with Interrupts(lambda text: None) as interrupts:
+        signal.raise_signal(first)
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(second)
+        with pytest.raises(Interrupted) as stop:
+            interrupts.stop("stopped at once")
+    assert stop.value.exit_code == 128 + second
+
+
+@pytest.mark.parametrize("context", [lambda: Interrupts(print), Stopping])
+def test_under_nohup_a_closed_terminal_stops_nothing(context: Callable[[], AbstractContextManager[object]]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with context():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_handlers_before_are_restored() -> None:
-    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
-    with Interrupts(lambda text: None):
-        assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] != before
-    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == before
+    before = [signal.getsignal(signum) for signum in SIGNALS]
+    for context in (Interrupts(lambda text: None), Stopping()):
+        with context:
+            assert not set(before).intersection(signal.getsignal(signum) for signum in SIGNALS)
+        assert [signal.getsignal(signum) for signum in SIGNALS] == before
 
 
 def test_a_signal_that_another_rank_received_stops_this_one() -> None:
@@ -72,3 +96,53 @@ def test_a_second_signal_waits_until_changes_are_complete() -> None:
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interrupts.raise_deferred()
+
+
+# A whole command
+
+COMMAND = """
+import os, signal, sys
+sys.argv = ["marble", "train", "config.yaml"]
+import marble_rl.cli as cli
+
+def now():
+    os.kill(os.getpid(), signal.{signal})
+
+class Destroyed:
+    __del__ = lambda self: now()
+
+def execute(arguments, stopping):
+    {what}
+    return 0
+
+class Module:
+    def __init__(self, **names): vars(self).update(names)
+
+sys.modules["marble_rl.cli.execution"] = Module(execute=execute)
+cli.main()
+"""
+"""The command line, with another command in place of all."""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "now()",
+        "import signals_itself",
+        "d = Destroyed(); del d",
+        "\n    try: now()\n    except KeyboardInterrupt: now()",
+        "\n    try: now()\n    except BaseException: pass\n    print('goes on')",
+        "stopping.end(); now()",
+        "__import__('atexit').register(now)",
+    ],
+    ids=["running", "importing", "destroying", "twice", "swallowed", "ending", "at exit"],
+)
+def test_a_signal_ends_a_command_with_one_line(what: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "signals_itself.py").write_text(
+        f"import os, signal\ntry: os.kill(os.getpid(), signal.{name})\nexcept BaseException: raise ImportError\n"
+    )
+    code = COMMAND.format(signal=name, what=what)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (128 + getattr(signal, name), "")
+    assert done.stderr == "stopped before the first step; nothing to save\n"

@@ -41,7 +41,7 @@ def test_killed_three_times(whole: Path, config_file: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_stopped_by_signal(whole: Path, config_file: Path, tmp_path: Path, signum: signal.Signals) -> None:
     run = tmp_path / "run"
     process = start("train", config_file, "--out", run)

@@ -331,8 +331,9 @@ def test_killed_restarted_and_stopped(config: Path, tmp_path: Path) -> None:
     assert metrics(run) == metrics(whole)
 
 
-def test_sigterm_gives_a_hanging_reward_up(config: Path, tmp_path: Path) -> None:
-    """It hangs in one of two processes, while the other one waits for its scores. Both end with the step saved."""
+def test_a_closed_terminal_gives_a_hanging_reward_up(config: Path, tmp_path: Path) -> None:
+    """It hangs in one of two processes, while the other one waits for its scores. Both end with the step saved. The
+    terminal's SIGHUP reaches torchrun, which passes it on."""
     run, log = tmp_path / "run", tmp_path / "log"
     odd = "{name: odd, type: 'rewards_for_tests:Sleeping', params: {calls: 8, seconds: 600, rank: '1'}}"
     changes = ("--set", f"rewards=[{odd}]", "--set", "trainer.eval_every=null")
@@ -343,9 +344,9 @@ def test_sigterm_gives_a_hanging_reward_up(config: Path, tmp_path: Path) -> None
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
     time.sleep(1.0)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGHUP)
     assert process.wait(60) != 0
-    assert json.loads((tmp_path / "codes-0.json").read_text()) == [128 + signal.SIGTERM], log.read_text()
+    assert json.loads((tmp_path / "codes-0.json").read_text()) == [128 + signal.SIGHUP], log.read_text()
     assert "stopped after step 4: gave up waiting for reward 'odd' (rank 1 of 2)" in log.read_text()
     assert "Step 4 is saved." in log.read_text()
     assert (run / "checkpoints" / "step-4" / "manifest.json").exists()

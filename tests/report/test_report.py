@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+import signal
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -441,7 +442,7 @@ def test_watching_builds_again_when_something_is_new(copy: Path, monkeypatch: py
         if len(polls) == 2:
             edit_lines(copy, lambda _: lines[:6])
         if len(polls) == 4:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(writing.time, "sleep", sleep)
     last = watch_report(copy, None, lambda file: built.append(file.read_text()))
@@ -467,7 +468,7 @@ def test_a_watched_page_tells_when_its_run_died(
         shown.append((copy / "report.html").read_text())
         now += 50
         if len(shown) == len(words):
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     clock = SimpleNamespace(
         sleep=sleep, time=lambda: now, monotonic=lambda: now, strftime=time.strftime, localtime=time.localtime
@@ -494,7 +495,7 @@ def test_a_watched_comparison_is_built_again_when_a_job_is_new(
                 lambda tree: tree.update(failed={"stage": "train", "exit_code": 3, "last_lines": []}),
             )
         else:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(writing.time, "sleep", sleep)
     watch_report(comparison, None, lambda file: built.append(len(Page(file.read_text()).of("img"))))

@@ -25,19 +25,21 @@ os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
 from rich.console import Console
 from rich.table import Table
 
-from tools.campaign import folders, inputs, rewards, server
+from tools.campaign import crashes, folders, inputs, rewards, server
 from tools.campaign.attack import Attack, Seeded
 from tools.campaign.process import import_all
 from tools.campaign.world import World
 
 PARTS: dict[str, tuple[Callable[[World, Seeded], Attack], float]] = {
-    "configs": (inputs.config, 0.25),
+    "configs": (inputs.config, 0.2),
     "set": (inputs.override, 0.1),
-    "prompts": (inputs.prompts, 0.1),
-    "runs": (folders.damaged_run, 0.2),
-    "loras": (folders.damaged_lora, 0.1),
+    "prompts": (inputs.prompts, 0.05),
+    "runs": (folders.damaged_run, 0.15),
+    "loras": (folders.damaged_lora, 0.05),
     "comparisons": (folders.damaged_comparison, 0.05),
-    "rewards": (rewards.misbehaving, 0.15),
+    "kills": (crashes.killed, 0.15),
+    "storage": (crashes.failing_disk, 0.1),
+    "rewards": (rewards.misbehaving, 0.1),
     "servers": (server.hostile_clients, 0.05),
 }
 """By name, the attack and its share of the time."""

@@ -6,39 +6,36 @@ import os
 import sys
 from collections.abc import Sequence
 
-from marble_rl.cli.app import app
-from marble_rl.cli.failures import UNFORESEEN, print_failure, print_traceback, print_unforeseen, unusable_path
-from marble_rl.distributed.interrupts import told_apart
+from marble_rl.cli.output import lost_output, unbreakable_output
+from marble_rl.distributed.interrupts import STOPPED, Stopping
 from marble_rl.distributed.world import is_first, leave
-from marble_rl.errors import InputError, MarbleError
+from marble_rl.errors import Interrupted, Stopped
+
+MESSAGES = {"train": "stopped before the first step; nothing to save"}
+"""What a command says that a signal stops before it does anything worth saving; others say `stopped`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, by default with the arguments of this process. Exit codes are those of errors.py."""
     sys.path.append(os.getcwd())  # rewards named by import path may lie in the current folder
-    try:
-        with told_apart():
-            app(args=_debug_first(sys.argv[1:] if arguments is None else arguments))
-    except SystemExit:
-        leave()
-        raise
-    except MarbleError as error:
-        if is_first() or not error.shared:
-            print_failure(error)
-        else:
-            print_traceback(error)  # rank 0 prints the message, but knows only its own traceback
-        leave(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        if (mistake := unusable_path(error)) is not None:
-            print_failure(InputError(mistake))
-            sys.exit(InputError.exit_code)
-        print_unforeseen(error)
-        sys.exit(UNFORESEEN)
+    given = sys.argv[1:] if arguments is None else arguments
+    command = next((argument for argument in given if not argument.startswith("-")), "")
+    message = MESSAGES.get(command, STOPPED) if is_first() else ""
+    with unbreakable_output() as outputs, Stopping(message) as stopping:
+        try:
+            from marble_rl.cli.execution import execute  # it takes a moment, in which a signal may come
 
-
-def _debug_first(arguments: Sequence[str]) -> list[str]:
-    """`--debug` belongs to no command, so it goes before the command's name, wherever the user put it."""
-    return sorted(arguments, key=lambda argument: argument != "--debug")
+            code = execute(given, stopping)
+            if arguments is None:
+                stopping.end()
+        except Stopped as stop:
+            stopping.caught()
+            if stopping.message:
+                print(stopping.message, file=sys.stderr)
+            leave(Interrupted(stop.signum, message))
+            code = 128 + stop.signum
+        lost = lost_output(outputs)
+        if lost is not None:
+            print(f"error: {lost}", file=sys.stderr)
+            code = code or 1
+    sys.exit(code)

@@ -1,18 +1,27 @@
-"""Ctrl-C and SIGTERM: remember the signal, finish the step, save, then stop. A second Ctrl-C gives the step up."""
+"""Ctrl-C, SIGTERM and SIGHUP (the terminal is closed, ssh is lost).
+
+`Interrupts` is for work that is worth saving: remember the signal, finish the step, save, then stop. A second signal
+gives the step up. `Stopping` is around a whole command, for the rest: imports, and commands with nothing to save.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from marble_rl.errors import Interrupted, Signalled
+from marble_rl.errors import Interrupted, Stopped
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+STOPPED = "stopped"
 
 _asked_at: float | None = None
 
@@ -23,24 +32,18 @@ def seconds_since_stop() -> float | None:
     return None if _asked_at is None else time.monotonic() - _asked_at
 
 
-def _raise_signalled(signum: int, frame: FrameType | None) -> NoReturn:
-    raise Signalled
+def _set_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Set the handler of all signals that stop; returns the handlers before. Signals reach the main thread only. Under
+    nohup SIGHUP is ignored, and stays so."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heard = [s for s in SIGNALS if s == signal.SIGINT or signal.getsignal(s) is not signal.SIG_IGN]
+    return {signum: signal.signal(signum, handler) for signum in heard}
 
 
-@contextmanager
-def told_apart() -> Iterator[None]:
-    """While open, Ctrl-C raises Signalled, so that a KeyboardInterrupt out of a user's code is known to be its own."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield
-        return
-    signal.signal(signal.SIGINT, _raise_signalled)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _restore_handlers(previous: dict[int, Any]) -> None:
+    for signum, handler in previous.items():
+        signal.signal(signum, handler)
 
 
 class Interrupts:
@@ -74,7 +77,7 @@ class Interrupts:
         return bool(signum)
 
     def stop(self, message: str, hint: str = "") -> NoReturn:
-        """End the run with the exit code of the signal received."""
+        """End the run with the exit code of the signal received; of two, the second."""
         stop = Interrupted(self._received or signal.SIGINT, message)
         stop.shared = True
         stop.hint = hint
@@ -91,13 +94,12 @@ class Interrupts:
             self._shielded = False
 
     def raise_deferred(self) -> None:
-        """Raise KeyboardInterrupt if a second signal came while changes were shielded."""
+        """Raise `Stopped` if a second signal came while changes were shielded."""
         if self._deferred:
-            raise Signalled
+            raise Stopped(self._received or signal.SIGINT)
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
+        self._previous = _set_handlers(self._handle)
         return self
 
     def __exit__(
@@ -105,19 +107,95 @@ class Interrupts:
     ) -> None:
         global _asked_at
         _asked_at = None
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
+        _restore_handlers(self._previous)
+        if Stopping.current is not None and Stopping.current.message:
+            Stopping.current.message = STOPPED  # what it said before is about the time before this
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         global _asked_at
         if self._received is not None:
             if self._launched:
                 return
+            self._received = signum
             if self._shielded:
                 self._deferred = True
                 return
-            raise Signalled
+            raise Stopped(signum)
         self._received = signum
         _asked_at = time.monotonic()
         name = signal.Signals(signum).name
         self._notice(f"{name}: {self.doing}." + ("" if self._launched else " Once more stops at once."))
+
+
+class Stopping:
+    """Around a command: a signal ends it with one line and the exit code of the signal, never with a traceback.
+
+    Where an exception would do harm, or is lost, the process ends on the spot: while a module is imported (C code that
+    initialises itself prints the exception, or makes another one of it), in a destructor, where a library catches
+    everything, in the command's last moments, and at a second signal. Files are safe then too: they survive kill -9.
+    """
+
+    current: Stopping | None = None
+
+    def __init__(self, message: str = STOPPED) -> None:
+        self.message = message
+        """The line; empty for ranks that do not print."""
+        self.received: int | None = None
+        """The signal that raised `Stopped`."""
+        self._ending = False
+        self._watch: weakref.ref[Stopped] | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Stopping:
+        self._previous = _set_handlers(self._handle)
+        self._hook = sys.unraisablehook
+        sys.unraisablehook = self._unraisable
+        Stopping.current = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        Stopping.current = self._watch = None
+        sys.unraisablehook = self._hook
+        if not self._ending:
+            _restore_handlers(self._previous)
+
+    def caught(self) -> None:
+        """The exception has done its work."""
+        self._watch = None
+
+    def end(self) -> None:
+        """The process is about to end: a signal from here on does not raise, also after the context is closed."""
+        self._ending = True
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self._ending or self.received is not None or _importing(frame):
+            self._leave(signum)
+        self.received = signum
+        raise self._watched(signum)  # not held here: a traceback has the variables of its frames
+
+    def _watched(self, signum: int) -> Stopped:
+        """The exception. If it dies before this context is closed, somebody has caught it and goes on."""
+        stop = Stopped(signum)
+        self._watch = weakref.ref(stop, lambda _: self._leave(signum))
+        return stop
+
+    def _unraisable(self, unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, Stopped):
+            self._leave(unraisable.exc_value.signum)
+        self._hook(unraisable)
+
+    def _leave(self, signum: int) -> NoReturn:
+        cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar may have hidden it
+        with suppress(OSError):
+            os.write(2, (cursor + (f"{self.message}\n" if self.message else "")).encode())
+        os._exit(128 + signum)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

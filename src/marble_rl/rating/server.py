@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,7 +31,7 @@ from marble_rl.rating.blinding import Question, Sheet
 from marble_rl.rating.raters import Raters, invite, rater_of
 from marble_rl.rating.study import Study, StudyFolder
 from marble_rl.rewards.remote.http_client import is_loopback
-from marble_rl.rewards.remote.http_server import address, bound_socket, serve_until_stopped
+from marble_rl.rewards.remote.http_server import address, bound_socket, read_body, serve_until_stopped
 from marble_rl.section import first_mistake
 
 PAGE = Path(__file__).with_name("page")
@@ -116,12 +116,12 @@ class RatingApp:
             Route("/pictures/{id}", self._picture, methods=["GET"]),
             Route("/answers", self._answer, methods=["POST"]),
         ]
-        errors = (HTTPException, StorageFailed, Exception)
+        errors = (HTTPException, ClientDisconnect, StorageFailed, Exception)
         app = Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, self._failed))
         return LinkRequired(app, self._tokens)
 
     async def _file(self, request: Request) -> Response:
-        kind, content = self._files[request.url.path]
+        kind, content = self._files[request.scope["path"]]
         return Response(content, media_type=kind)
 
     async def _questions(self, request: Request) -> Response:
@@ -153,7 +153,7 @@ class RatingApp:
     async def _answer(self, request: Request) -> Response:
         sheet = self._sheets[request.scope["rater"]]
         try:
-            given = Given.model_validate_json(await self._body(request))
+            given = Given.model_validate_json(await read_body(request, LARGEST_BODY))
         except ValidationError as error:
             raise HTTPException(400, first_mistake(error)) from None
         question = sheet.questions.get(given.question)
@@ -167,25 +167,19 @@ class RatingApp:
             self._notice(f"{key.rater} has answered everything")
         return JSONResponse({"saved": True})
 
-    async def _body(self, request: Request) -> bytes:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > LARGEST_BODY:
-                raise HTTPException(413, f"an answer has at most {LARGEST_BODY} bytes")
-        return body
-
     async def _failed(self, request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
             return JSONResponse({"error": error.detail}, error.status_code, error.headers)
-        self._notice(f"{request.method} {request.url.path}: {error}")
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=400)  # nobody reads it
+        self._notice(f"{request.method} {request.scope['path']}: {error}")
         if isinstance(error, StorageFailed):
             return JSONResponse({"error": "the server cannot write it to its disk"}, 503)
         return JSONResponse({"error": "the server failed"}, 500)  # the reason may name a picture's file, so its model
 
 
 def serve(folder: StudyFolder, raters: str | None, *, host: str, port: int, notice: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM. ``raters``: see `invite`."""
+    """Serve until a signal. ``raters``: see `invite`."""
     study = folder.read()
     folder.check_complete(study)
     with bound_socket(host, port) as listener, AnswersFile.opened(folder.answers) as answers:

@@ -10,6 +10,7 @@ from pathlib import Path
 from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.table import COMPARISON
 from marble_rl.diagnose.record import DIAGNOSIS
+from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.errors import InputError
 from marble_rl.report.comparison import NothingYet, comparison_page, is_comparison
 from marble_rl.report.page import run_page
@@ -42,15 +43,15 @@ def watch_report(
     on_built: Callable[[Path], None],
     on_waiting: Callable[[], None] = lambda: None,
 ) -> Path | None:
-    """Build whenever there is something new, until Ctrl-C; the page that remains no longer reloads itself. None: there
-    was nothing to report on until then, and ``on_waiting`` said so.
+    """Build whenever there is something new, until a signal; the page that remains no longer reloads itself. None:
+    there was nothing to report on until then, and ``on_waiting`` said so.
 
     A run that dies writes nothing any more, so an unfinished one is built again from time to time as well.
     """
     seen: object = None
     due = math.inf
-    try:
-        while True:
+    with Interrupts(lambda text: None) as interrupts:
+        while not interrupts.pending():
             state, now = _state(folder), time.monotonic()
             if state != seen or now >= due:
                 ages = False
@@ -63,7 +64,6 @@ def watch_report(
                         on_waiting()
                 seen, due = state, now + AGE_SECONDS if ages else math.inf
             time.sleep(POLL_SECONDS)
-    except KeyboardInterrupt:
         try:
             return write_report(folder, out)
         except NothingYet:

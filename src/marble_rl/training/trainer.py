@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -121,14 +122,17 @@ class Trainer:
             self._interrupts,
             blaming_plugins(self.config),
         ):
-            with self.world.failing_together(), explained(self.config, lambda: "loading", self.world.lockstep):
-                self._load()
-            if self._interrupts.pending():
-                self._interrupts.stop("stopped before the first step", self._how_to_continue())
-            with self._journal:
-                metrics = self._run_steps()
-            with self.world.failing_together():
-                self._write_lora()
+            try:
+                with self.world.failing_together(), explained(self.config, lambda: "loading", self.world.lockstep):
+                    self._load()
+                if self._interrupts.pending():
+                    self._stop("stopped before the first step")
+                with self._journal:
+                    metrics = self._run_steps()
+                with self.world.failing_together():
+                    self._write_lora()
+            except KeyboardInterrupt:  # a second signal, while there was no step to save
+                self._stop("stopped at once")
         return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
     def _run_steps(self) -> Metrics:
@@ -144,7 +148,7 @@ class Trainer:
                 if finished or stopping or due or self.step == self._evaluations.best_step:
                     self._save()
             if stopping and not finished:
-                self._interrupts.stop(f"stopped after step {self.step}", self._how_to_continue())
+                self._stop(f"stopped after step {self.step}")
         return metrics
 
     def _take_step(self) -> Metrics:
@@ -319,14 +323,17 @@ class Trainer:
             stop.hint = self._how_to_continue()
             if isinstance(stop, RewardsAbandoned):
                 self._interrupts.pending()  # a rank that got no signal learns it from the others
-                self._interrupts.stop(f"stopped after step {self.step}: {stop}", stop.hint)
+                self._stop(f"stopped after step {self.step}: {stop}")
             raise
-        except KeyboardInterrupt:  # a second Ctrl-C
+        except KeyboardInterrupt:  # a second signal
             self._write_checkpoint()
-            self._interrupts.stop(f"stopped at once, after step {self.step}", self._how_to_continue())
+            self._stop(f"stopped at once, after step {self.step}")
 
     def _how_to_continue(self) -> str:
         return how_to_continue(self.folder.path, self.folder.checkpoints, self.world.size)
+
+    def _stop(self, message: str) -> NoReturn:
+        self._interrupts.stop(message, self._how_to_continue())
 
     def _write_lora(self) -> None:
         if self.world.first:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from marble_rl.distributed.interrupts import told_apart
+from marble_rl.distributed.interrupts import Stopping
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import FunctionReward, RewardBase, RewardBatch, Scores, Traits
 from marble_rl.rewards.core.calls import CalledReward
@@ -238,7 +238,7 @@ def test_whatever_user_code_raises_is_a_failure_with_its_name(call: Callable[[],
             return []
 
     reward = called(Ends(), retries=0)
-    with told_apart():
+    with Stopping():
         with pytest.raises(RewardFailed, match=f"reward 'r' failed on an image .*: {says}") as failed:
             reward.score(batch(1))
         assert len(str(failed.value)) < 3000

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -21,13 +24,13 @@ from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import RewardBase, RewardBatch, Traits
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
-from marble_rl.rewards.remote import server as remote_server
+from marble_rl.rewards.remote import http_server
 from marble_rl.rewards.remote.client import RemoteFailed
 from marble_rl.rewards.remote.http_client import is_loopback
 from marble_rl.rewards.remote.wire import PROTOCOL, TOKEN_VARIABLE, encode_batch
 from marble_rl.types import Prompt
 from reward_servers import WEIGHTLESS, ask, built_in, client, pictures, red_batch, server_processes, serving
-from rewards_for_tests import After
+from rewards_for_tests import After, Sleeping
 from runs import marble
 
 
@@ -181,7 +184,7 @@ def test_a_body_in_chunks_has_the_same_limits() -> None:
 
 
 def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_server, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 0.2)
     with serving() as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=5) as connection:
@@ -286,3 +289,110 @@ def test_a_second_interrupt_does_not_wait_for_requests(tmp_path: Path) -> None:
         assert server.wait(timeout=10) == 128 + signal.SIGINT
         with pytest.raises(RemoteFailed):
             answer.result(timeout=10)
+
+
+# What clients may do to it
+
+
+def connection_to(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def head(path: str, length: int) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("token", [None, "sesame"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /score/bri",
+        head("/score/brightness", 1000) + b"half of the bo",
+        head("/nothing", 1000) + b"half of the bo",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000,
+    ],
+    ids=["half a head", "half a body", "half a body that nobody wants", "answers are not read"],
+)
+def test_a_slow_client_does_not_keep_the_server_from_stopping(sent: bytes, token: str | None) -> None:
+    with ExitStack() as stack:
+        with serving(token=token) as url:
+            connection = stack.enter_context(connection_to(url))
+            connection.setblocking(False)
+            with suppress(BlockingIOError):
+                connection.send(sent)
+            time.sleep(0.3)
+            with suppress(BlockingIOError):
+                connection.send(b"x")
+            began = time.monotonic()
+        assert time.monotonic() - began < 5
+
+
+def test_a_request_that_takes_too_long_is_given_up_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "STOP_SECONDS", 0.5)
+    slow = Sleeping(calls=0, seconds=2)
+    with ThreadPoolExecutor(1) as pool:
+        with serving({"slow": slow}) as url:
+            answer = pool.submit(client(url, "slow", retries=0).score, red_batch(1))
+            wait_until_busy(url, "slow")
+            began = time.monotonic()
+        assert time.monotonic() - began < 1.5
+        answer.exception(timeout=20)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /sco", head("/score/brightness", 100)])
+def test_a_client_that_drips_is_cut_off(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a token that it does not have, so that its third request is answered before the body came."""
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.5)
+    with serving(token="sesame") as url, connection_to(url) as connection:
+        connection.sendall(sent)
+        began = time.monotonic()
+        with suppress(OSError):  # reset by the server
+            while time.monotonic() < began + 8:
+                time.sleep(0.1)
+                connection.sendall(b"x")
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("path", ["/score/brightness", "/applies/brightness"])
+@pytest.mark.parametrize("pattern", ['{"prompts":[HERE]}', '{"prompts":[{"metadata":{"a":[HERE]}}]}'])
+def test_a_large_or_nested_json_takes_little_memory(path: str, pattern: str) -> None:
+    filler = pattern.replace("HERE", "[]," * (5 << 20) + "[]").encode()
+    deep = pattern.replace("HERE", "[" * 100_000 + "]" * 100_000).encode()
+    with serving() as url:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for body in (filler, filler + b"\n", deep):
+            status, answer = ask(url, "POST", path, body)
+            assert status in (400, 413)
+            assert len(answer["error"]) < 400
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 120 << 10, "of a body of 15 MiB"
+        assert ask(url, "GET", "/metrics")[1]["rewards"]["brightness"]["calls"] == 0
+
+
+def test_prompts_are_limited_like_images() -> None:
+    prompts = json.loads(encode_batch(red_batch(4)).partition(b"\n")[0])["prompts"]
+    with serving(max_batch=3) as url:
+        ask_for = partial(ask, url, "POST", "/applies/brightness")
+        assert ask_for(json.dumps({"prompts": prompts[:3]}).encode()) == (200, {"applies": [True] * 3})
+        status, answer = ask_for(json.dumps({"prompts": prompts}).encode())
+        assert (status, answer) == (400, {"error": "4 prompts, but this server takes at most 3 at once (--max-batch)"})
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"not http at all\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n", 400),
+        (b"GET /nothing HTTP/1.1\r\nHost: [\r\n\r\n", 404),
+        (b"GET http://elsewhere/health HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"DELETE /health HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"POST /score/brightness HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+    ],
+)
+def test_every_error_is_json(request_: bytes, status: int) -> None:
+    with serving() as url, connection_to(url) as connection:
+        connection.sendall(request_)
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == status
+        assert list(json.loads(response.read())) == ["error"]

@@ -5,8 +5,9 @@
     POST /applies/{name}   {"prompts": [...]}          -> {"applies": [true, ...]}
     POST /score/{name}     a batch, see wire.py        -> {"scores": [...]}
 
-A request that cannot be answered gets an HTTP error with {"error": reason}; there are no made-up scores. A model is
-called by one thread at a time. The socket listens after all models are loaded, so a server that answers is ready.
+A request that cannot be answered gets an HTTP error with {"error": reason}; there are no made-up scores. The token is
+checked before anything of the body is read. A model is called by one thread at a time. The socket listens after all
+models are loaded, so a server that answers is ready.
 """
 
 from __future__ import annotations
@@ -33,20 +34,17 @@ from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.rewards.remote.http_client import is_loopback, read_secret
-from marble_rl.rewards.remote.http_server import address, bound_socket, serve_until_stopped
+from marble_rl.rewards.remote.http_server import address, bound_socket, read_body, serve_until_stopped
 from marble_rl.rewards.remote.wire import (
     PROTOCOL,
     TOKEN_VARIABLE,
     Malformed,
-    PromptsRequest,
-    decode,
     decode_batch,
+    decode_prompts,
     encode_traits,
+    json_limit,
 )
 from marble_rl.types import Prompt
-
-IDLE_SECONDS = 30.0
-"""A request whose body makes no progress for so long is refused."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +124,14 @@ class RewardsApp:
 
     async def _applies(self, request: Request) -> Response:
         served = self._served(request)
-        prompts = decode(PromptsRequest, await self._body(request)).prompts
+        limit = min(json_limit(self._limits.max_batch), self._limits.max_body_bytes)
+        prompts = decode_prompts(await read_body(request, limit), self._limits.max_batch)
         return JSONResponse({"applies": await served.applies_to(prompts)})
 
     async def _score(self, request: Request) -> Response:
         served = self._served(request)
-        batch = decode_batch(await self._body(request), self._limits.max_batch)
+        body = await read_body(request, self._limits.max_body_bytes, " (--max-body-mb)")
+        batch = decode_batch(body, self._limits.max_batch)
         return JSONResponse({"scores": await served.score(batch)})
 
     def _served(self, request: Request) -> ServedReward:
@@ -140,31 +140,15 @@ class RewardsApp:
             raise HTTPException(404, f"no reward {name[:100]!r} here; served are {', '.join(self._rewards)}")
         return self._rewards[name]
 
-    async def _body(self, request: Request) -> bytearray:
-        limit = self._limits.max_body_bytes
-        announced = int(request.headers.get("Content-Length", 0))  # a number: uvicorn refuses others
-        body = bytearray()
-        stream = request.stream()
-        while max(len(body), announced) <= limit:
-            try:
-                part = await asyncio.wait_for(anext(stream), IDLE_SECONDS)
-            except asyncio.TimeoutError:
-                raise HTTPException(408, f"nothing of the body came for {IDLE_SECONDS:g} seconds") from None
-            if not part:
-                return body
-            body += part
-        raise HTTPException(
-            413, f"a body of {max(len(body), announced)} bytes, but this server takes at most {limit} (--max-body-mb)"
-        )
-
     async def _failed(self, request: Request, error: Exception) -> Response:
+        where = f"{request.method} {request.scope['path'][:100]}"  # not request.url: a client's Host may break it
         if isinstance(error, HTTPException):
-            reason = f"{request.method} {request.url.path[:100]}: {error.detail}"
+            reason = f"{where}: {error.detail}"
             return JSONResponse({"error": reason}, error.status_code, error.headers)
         if isinstance(error, Malformed):
             return JSONResponse({"error": str(error)}, 400)
         reason = str(error) or type(error).__name__
-        self._notice(f"{request.method} {request.url.path}: {reason}")
+        self._notice(f"{where}: {reason}")
         return JSONResponse({"error": reason}, 500)
 
 
@@ -188,7 +172,7 @@ def serve(
     device: torch.device,
     notice: Callable[[str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then finish the requests under way and return."""
+    """Serve until a signal, then finish the requests under way and return."""
     token = required_token(host)
     # Retries and timeouts are up to the clients.
     served = [config.model_copy(update={"retries": 0, "timeout": None}) for config in configs]

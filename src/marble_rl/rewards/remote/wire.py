@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field, FiniteFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, FailFast, Field, FiniteFloat, PositiveInt, ValidationError
 
 from marble_rl.errors import count_of
 from marble_rl.rewards.core.base import Images, RewardBatch, Traits
@@ -37,7 +37,7 @@ class Malformed(ValueError):
 class PromptsRequest(BaseModel):
     """Body of `POST /applies/{name}`."""
 
-    prompts: list[Prompt]
+    prompts: Annotated[list[Prompt], FailFast()]  # one mistake is reported, not a list as long as the request
 
 
 class BatchHeader(PromptsRequest):
@@ -99,10 +99,36 @@ def encode_batch(batch: RewardBatch) -> bytes:
     return b"".join((json.dumps(header).encode(), b"\n", np.ascontiguousarray(batch.images).data))
 
 
+def json_limit(max_batch: int) -> int:
+    """Most bytes of JSON in a request of up to ``max_batch`` prompts with their metadata."""
+    return 2**20 + 16 * 2**10 * max_batch
+
+
+def decode_prompts(body: bytearray, max_batch: int) -> list[Prompt]:
+    """The prompts in the body of `POST /applies/{name}`. Raises Malformed, with the reason."""
+    prompts = _decode_bounded(PromptsRequest, body, max_batch).prompts
+    if len(prompts) > max_batch:
+        raise Malformed(f"{len(prompts)} prompts, but this server takes at most {max_batch} at once (--max-batch)")
+    return prompts
+
+
+def _decode_bounded(kind: type[MessageT], text: bytes | bytearray, max_batch: int) -> MessageT:
+    """As `decode`, for the text of a client that is not trusted: refused before it is parsed, if the result would take
+    much more memory than a batch needs. A value in memory can take 30 times its text (`[]`)."""
+    if len(text) > json_limit(max_batch):
+        raise Malformed(f"more than {json_limit(max_batch)} bytes of JSON (the limit of {max_batch} prompts)")
+    values = sum(text.count(sign) for sign in (b",", b"[", b"{"))
+    most = 1000 + 500 * max_batch
+    if values > most:
+        raise Malformed(f"JSON of about {values} values, but this server takes at most {most}")
+    return decode(kind, text)
+
+
 def decode_batch(body: bytearray, max_batch: int) -> RewardBatch:
     """The batch in a request's body, whose pixels are not copied. Raises Malformed, with the reason."""
-    line = body[: body.index(b"\n")] if b"\n" in body else body
-    header = decode(BatchHeader, line)
+    end = body.find(b"\n", 0, json_limit(max_batch) + 1)
+    line = body[:end] if end >= 0 else body[: json_limit(max_batch) + 1]
+    header = _decode_bounded(BatchHeader, line, max_batch)
     pixels = memoryview(body)[len(line) + 1 :]
     shape, prompts = header.shape, header.prompts
     if shape[-1] != 3:
