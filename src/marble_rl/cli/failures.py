@@ -11,15 +11,17 @@ from pathlib import Path
 
 import typer
 
-from marble_rl.errors import Interrupted, MarbleError, described, shortened
+from marble_rl.errors import Interrupted, MarbleError, count_of, described, shortened
 
 UNFORESEEN = 70
 """Exit code of an error that is not in errors.py; EX_SOFTWARE of sysexits.h."""
 LIBRARIES = [Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))]
 """Folders of this package and of Python's own modules."""
 
-LONGEST = 20_000
+LONGEST = 5_000
 """Characters of a message or traceback that are printed."""
+FRAMES = 10
+"""Frames of a user's code that are printed."""
 
 _debug = False
 
@@ -48,8 +50,10 @@ def print_traceback(error: BaseException) -> None:
         typer.secho("".join(traceback.format_exception(error)), err=True)
         return
     frames = own_frames(error)
-    for frame in frames:
-        typer.secho(f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}", err=True)
+    if len(frames) > FRAMES:
+        typer.secho(f"  ({count_of(len(frames) - FRAMES, 'frame')} of your code before these)", err=True)
+    for frame in frames[-FRAMES:]:
+        typer.secho(f"  {frame.filename}:{frame.lineno} in {frame.name}: {shortened(frame.line or '', 200)}", err=True)
     if frames:
         log = getattr(error, "log_file", None)
         typer.secho(f"  (all frames: {f'{log}, or ' if log else ''}--debug)", err=True)
