@@ -105,3 +105,18 @@ def test_a_command_in_which_other_code_ends_the_program_has_failed(
     outcome = marble("config", "show", config, "--set", "loss={type: 'quits_anywhere:Quits'}")
     assert outcome.code == 70
     assert "internal error: SystemExit: 0" in outcome.err
+
+
+def test_settings_whose_check_ends_the_program_are_bad_input(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "quits_in_settings.py").write_text(
+        "import sys\nfrom pydantic import field_validator\nfrom parts_for_tests import Pull, PullSettings\n"
+        "class Odd(PullSettings):\n  @field_validator('power')\n  @classmethod\n"
+        "  def _check(cls, value):\n    sys.exit(0)\n"
+        "class Quits(Pull):\n  Settings = Odd\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = marble("config", "check", config, "--set", "loss={type: 'quits_in_settings:Quits', power: 2}")
+    assert outcome.code == 2
+    assert "loss: the settings raised SystemExit: 0" in outcome.err
