@@ -136,7 +136,7 @@ def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
     try:
         rows = read_rows(file)
     except InputError as error:
-        remarks.append(f"Left out: {str(error).replace(str(file), file.name)}.")
+        remarks.append(f"{file.name} could not be read: {str(error).removeprefix(f'cannot read {file}: ')}.")
         return []
     for row in rows:
         line = parsed(row)
