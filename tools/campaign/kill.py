@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib
-import json
 import mmap
 import os
 import random
@@ -30,7 +28,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TextIO
 
@@ -150,18 +147,17 @@ def _end(zygote: subprocess.Popen[str]) -> None:
 
 
 def serve(orders: TextIO, answers: TextIO) -> None:
-    """Run one order after the other, each in a fork. What a command imports is imported here for the next ones."""
+    """Run one order after the other, each in a fork."""
     for line in orders:
         order = Order.model_validate_json(line)
         assert len(os.listdir("/proc/self/task")) == 1, "threads would be missing in a fork"
         counter = mmap.mmap(-1, 8)  # shared with the fork, so that it survives a kill
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as imported:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             child = os.fork()
             if child == 0:
-                _run(order, counter, (out, err), imported)
+                _run(order, counter, (out, err))
             _, status = os.waitpid(child, 0)
             texts = [_content(file).decode(errors="replace") for file in (out, err)]
-            _import_too(json.loads(_content(imported) or b"[]"))
         (operations,) = struct.unpack("q", counter)
         outcome = Outcome(code=os.waitstatus_to_exitcode(status), operations=operations, out=texts[0], err=texts[1])
         print(outcome.model_dump_json(), file=answers, flush=True)
@@ -172,17 +168,10 @@ def _content(file: BinaryIO | Any) -> bytes:
     return bytes(file.read())
 
 
-def _import_too(modules: Sequence[str]) -> None:
-    for name in modules:
-        with suppress(Exception):  # it is only to save time
-            importlib.import_module(name)
-
-
-def _run(order: Order, counter: mmap.mmap, outputs: Sequence[Any], imported: Any) -> NoReturn:
+def _run(order: Order, counter: mmap.mmap, outputs: Sequence[Any]) -> NoReturn:
     """In the fork: the command, with counted operations."""
     code = 1
     try:
-        before = set(sys.modules)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for descriptor, file in zip((1, 2), outputs, strict=True):
             os.dup2(file.fileno(), descriptor)
@@ -196,8 +185,6 @@ def _run(order: Order, counter: mmap.mmap, outputs: Sequence[Any], imported: Any
             main(order.command)
         except SystemExit as end:
             code = int(end.code or 0)
-        imported.write(json.dumps(sorted(set(sys.modules) - before)).encode())
-        imported.flush()
     finally:
         os._exit(code)
 
