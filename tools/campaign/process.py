@@ -60,6 +60,7 @@ class Started:
         """Run `marble COMMAND` in ``folder``. ``prepare`` is called in the new process first."""
         self.command = tuple(str(word) for word in command)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by `wait`
+        assert len(os.listdir("/proc/self/task")) == 1, "threads would be missing in a fork"
         self.process = os.fork()
         if self.process == 0:
             _be_the_command(self.command, folder, self._output.fileno(), prepare)
