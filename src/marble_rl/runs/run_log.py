@@ -72,7 +72,7 @@ class _LogFile(logging.FileHandler):
     """A file that cannot be written (a full disk, a machine without the run's folder) must not end the run."""
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=without_waiting)
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=without_waiting)
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # from opening the file
