@@ -82,6 +82,18 @@ def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
+def read_json(path: Path) -> Any:
+    """The content of a file. Raises OSError or ValueError, whatever the file holds."""
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists or objects are too deep in each other") from None
+
+
 RecordT = TypeVar("RecordT", bound="Record")
 Maybe = Annotated[float | None, BeforeValidator(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x)]
 """A number, or None for NaN and infinity, which JSON does not have."""
@@ -111,11 +123,11 @@ class Record(BaseModel):
     @classmethod
     def read(cls: type[RecordT], path: Path) -> RecordT:
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
+            tree = read_json(path)
             if isinstance(tree, dict) and "version" not in tree:
                 tree = cls.upgraded(tree)
             return cls.model_validate(tree)
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(
                 f"{path} is not {cls.kind} that this version reads ({_reason(error)}). {cls.fix}"
             ) from None

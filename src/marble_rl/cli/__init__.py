@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -14,9 +13,8 @@ from marble_rl.errors import MarbleError
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, by default with the arguments of this process. Exit codes are those of errors.py."""
-    sys.path.append(os.getcwd())  # rewards named by import path may lie in the current folder
     try:
-        app(args=_debug_first(sys.argv[1:] if arguments is None else arguments))
+        app(args=_general_first(sys.argv[1:] if arguments is None else arguments))
     except SystemExit:
         leave()
         raise
@@ -32,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(UNFORESEEN)
 
 
-def _debug_first(arguments: Sequence[str]) -> list[str]:
-    """`--debug` belongs to no command, so it goes before the command's name, wherever the user put it."""
-    return sorted(arguments, key=lambda argument: argument != "--debug")
+def _general_first(arguments: Sequence[str]) -> list[str]:
+    """`--debug` and `--trust` belong to no command, so they go before the command's name, wherever the user put
+    them."""
+    return sorted(arguments, key=lambda argument: argument not in ("--debug", "--trust"))

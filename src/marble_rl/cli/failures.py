@@ -6,10 +6,11 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkstemp
 
 import typer
 
-from marble_rl.errors import Interrupted, MarbleError
+from marble_rl.errors import Interrupted, MarbleError, shortened
 
 UNFORESEEN = 70
 """Exit code of an error that is not in errors.py; EX_SOFTWARE of sysexits.h."""
@@ -51,13 +52,25 @@ def print_traceback(error: BaseException) -> None:
 
 
 def print_unforeseen(error: Exception) -> None:
-    """An error that nobody foresaw: one line, if the traceback is in a log file."""
-    log = getattr(error, "log_file", None)
-    typer.secho(f"internal error: {type(error).__name__}: {error}", err=True, fg=typer.colors.RED)
-    if log is None or _debug:
-        typer.secho("".join(traceback.format_exception(error)), err=True)
-    else:
-        typer.secho(f"The traceback is in {log}. Please report it.", err=True)
+    """An error that nobody foresaw: one line that names the file with the traceback. With `--debug` the traceback."""
+    trace = "".join(traceback.format_exception(error))
+    what = " ".join(shortened(f"{type(error).__name__}: {error}").split())
+    log = getattr(error, "log_file", None) or (None if _debug else _saved(trace))
+    where = "" if log is None else f" The traceback is in {log}. Please report it; --debug prints it"
+    typer.secho(f"internal error: {what}.{where}", err=True, fg=typer.colors.RED)
+    if _debug or log is None:
+        typer.secho(trace, err=True)
+
+
+def _saved(trace: str) -> Path | None:
+    """Write a traceback where there is no log of a run: to a file of its own in the folder for temporary files."""
+    try:
+        descriptor, name = mkstemp(prefix="marble-error-", suffix=".log", text=True)
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(trace)
+    except OSError:
+        return None
+    return Path(name)
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -169,7 +169,7 @@ def _config(file: Path) -> dict[str, Any]:
         raise _Unreadable(f"its config.json has no {error}") from None
     except OSError as error:
         raise _Unreadable(f"its config.json cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise _Unreadable(f"its config.json is damaged: {error}") from None
 
 
@@ -216,7 +216,7 @@ def _scores(file: Path) -> Latest | None:
         tree = json.loads(file.read_text(encoding="utf-8"))
         weights = list(tree["weights"].values())[-1]
         return Latest(int(tree["step"]), {str(name): float(mean) for name, mean in weights["means"].items()})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
