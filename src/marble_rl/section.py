@@ -76,20 +76,19 @@ def _reason(error: OSError | ValueError) -> str:
 
 def _absolute_file(path: Path, info: ValidationInfo) -> Path:
     folder = (info.context or {}).get(FOLDER)
-    whole = path if folder is None else folder / os.path.expanduser(path)
-    check_path(whole)
-    return whole if folder is None else whole.resolve()
+    if folder is None:
+        return path
+    whole: Path = folder / os.path.expanduser(check_path(path))
+    return check_path(whole).resolve()
 
 
 def _absolute_model(path: str, info: ValidationInfo) -> str:
-    check_path(path)
+    local = Path(os.path.expanduser(check_path(path)))
     folder = (info.context or {}).get(FOLDER)
     if folder is None or path == MINI:
         return path
-    local = os.path.expanduser(path)
-    for candidate in (folder / local, Path(local)):  # the current folder is where `--set` is typed
-        check_path(candidate)
-        if os.path.exists(candidate):
+    for candidate in (folder / local, local):  # the current folder is where `--set` is typed
+        if os.path.exists(check_path(candidate)):
             return str(candidate.resolve())
     return path
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -66,7 +66,7 @@ class Command(TyperCommand):
         return super().invoke(ctx)
 
 
-def _check_argument(path: Path | str, name: str) -> None:
+def _check_argument(path: PathT, name: str) -> None:
     from marble_rl.section import check_path
 
     try:
@@ -81,6 +81,9 @@ def _check_argument(path: Path | str, name: str) -> None:
 class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
+
+
+PathT = TypeVar("PathT", str, Path)
 
 
 def _agreed(question: str) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
-from yaml.error import Mark, MarkedYAMLError
+from yaml.error import MarkedYAMLError
 
 MOST_BYTES = 10_000_000
 MOST_NODES = 100_000
@@ -82,7 +82,8 @@ class _Loader(_Safe):  # type: ignore[misc]
                 if key.value in seen:
                     raise _mistake(f"the key {_shown(key)} is there twice", key.start_mark)
                 seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return mapping
 
     def refuse_tag(self, node: yaml.Node) -> Any:
         raise _mistake(
@@ -90,7 +91,7 @@ class _Loader(_Safe):  # type: ignore[misc]
             node.start_mark,
         )
 
-    yaml_constructors = {
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
         **{f"{PREFIX}{name}": yaml.SafeLoader.yaml_constructors[f"{PREFIX}{name}"] for name in TYPES},
         None: refuse_tag,
     }
@@ -125,7 +126,7 @@ def _check_size(text: str) -> None:
             elif isinstance(event, yaml.ScalarEvent):
                 value = _Value(event.anchor)
             else:  # an alias that names nothing is refused by the loader
-                known = named.get(event.anchor, _Value())
+                known = named.get(str(event.anchor), _Value())
                 if known is None:
                     raise _mistake(f"the alias *{event.anchor} stands within the value that it names", event.start_mark)
                 value = replace(known, anchor=None)
@@ -141,12 +142,12 @@ def _check_size(text: str) -> None:
             raise _mistake(f"lists and mappings are more than {DEEPEST} deep in each other", event.start_mark)
 
 
-def _mistake(problem: str, mark: Mark | None = None) -> MarkedYAMLError:
+def _mistake(problem: str, mark: Any = None) -> MarkedYAMLError:
     return MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def _shown(node: yaml.Node) -> str:
-    text = node.value if isinstance(node.value, str) else node.id
+    text = node.value if isinstance(node, yaml.ScalarNode) else "this"
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from marble_rl.errors import InputError
-from marble_rl.section import shown
 from marble_rl.storage import parse_json
 
 Split = Literal["train", "heldout"]
@@ -152,7 +151,7 @@ def _row(record: dict[str, Any], where: str) -> Row:
         raise InputError(f"{where}: the prompt holds half of a character (a lone surrogate): {prompt[:80]!r}; fix it")
     rewards = record.pop("rewards", None)
     if rewards is not None and not (isinstance(rewards, list) and all(isinstance(r, str) for r in rewards)):
-        raise InputError(f'{where}: expected "rewards" to be a list of reward names (in JSONL), got {shown(rewards)}')
+        raise InputError(f'{where}: expected "rewards" to be a list of reward names (in JSONL), got {rewards!r}')
     return Row(prompt.strip(), record, rewards)
 
 

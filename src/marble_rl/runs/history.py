@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from marble_rl import __version__
 from marble_rl.storage import Record
@@ -61,7 +61,7 @@ class History(Record):
     kind: ClassVar[str] = "a history of a run"
     fix: ClassVar[str] = "Delete it; a new one begins with the next start"
 
-    starts: list[Start]
+    starts: Annotated[list[Start], Field(min_length=1)]
 
     @property
     def changes(self) -> list[str]:
