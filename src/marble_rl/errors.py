@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import re
 import signal
 import threading
 from collections.abc import Sequence
 
 LONGEST_TEXT = 2000
 """Characters of a text from outside (an exception of a user's code, a reply of a server) in one of our messages."""
+MOST_OF_A_WORD, SHOWN_OF_A_WORD = 400, 200
+MOST_OF_A_LINE = 2_000
+MOST_LINES = 20
+LONGEST_NAME = 100
+"""Longer names are not compared with the valid ones, none of which is so long."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class MarbleError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """Base of all errors raised on purpose by this package. Its text is short, whatever values it names."""
 
     exit_code = 1
     shared = False
@@ -20,10 +27,20 @@ class MarbleError(Exception):
     hint = ""
     """What is saved and how to go on, printed below the message."""
 
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(as_message(part) if isinstance(part, str) else part for part in arguments))
+
 
 class InputError(MarbleError, ValueError):
     """Bad input, reported before any model is loaded where possible. The message names the key, the value and the
     fix."""
+
+    exit_code = 2
+
+
+class Untrusted(MarbleError):
+    """Code that came with a run folder, which is not imported without `--trust`. No InputError: nothing is wrong with
+    the input, so nothing that corrects or explains input may catch it."""
 
     exit_code = 2
 
@@ -133,10 +150,34 @@ def require_name(name: str, names: Sequence[str], key: str) -> None:
 
 def suggestion(name: str, names: Sequence[str]) -> str:
     """' Did you mean ...?' for the nearest of the valid names, or nothing."""
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5) if len(name) <= LONGEST_NAME else []
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def count_of(count: int, thing: str, things: str = "") -> str:
     """How messages count: `1 image`, `2 images`, `3 refreshes`, `1,152 images`."""
     return f"{count:,} {thing if count == 1 else things or f'{thing}s'}"
+
+
+def as_message(text: str) -> str:
+    """A message as it is shown: long words, lines and lists are cut, and control characters cannot reach a terminal.
+
+    A message quotes keys and values of files that anyone may have written. The end of a line stays: it holds the fix.
+    """
+    text = _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+    text = re.sub(rf"\S{{{MOST_OF_A_WORD + 1},}}", lambda match: _cut_word(match[0]), text)
+    lines = [_cut_line(line) for line in text.split("\n")]
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES - 1 :] = [f"  ... ({len(lines) - MOST_LINES + 1:,} more lines)"]
+    return "\n".join(lines)
+
+
+def _cut_word(word: str) -> str:
+    return f"{word[:SHOWN_OF_A_WORD]}... ({len(word):,} characters)"
+
+
+def _cut_line(line: str) -> str:
+    if len(line) <= MOST_OF_A_LINE:
+        return line
+    half = MOST_OF_A_LINE // 2 - 50
+    return f"{line[:half]} ... ({len(line):,} characters) ... {line[-half:]}"

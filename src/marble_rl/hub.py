@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from marble_rl.errors import InputError
+from marble_rl.errors import InputError, MarbleError
 
 HUB = "https://huggingface.co"
 TOKEN = "`hf auth login` or HF_TOKEN"
+OF_THE_DEVICE = ("memory", "CUDA")
+"""In a RuntimeError, that it is not the fault of a file."""
 REACHABLE_TIMEOUT = 3.0
 """Seconds for `check_reachable`, where there is another way without the hub."""
 
@@ -23,15 +25,15 @@ def explained(key: str, source: str, wanted: str, advice: str = "") -> Iterator[
 
     ``source`` is a hub id or a folder, ``wanted`` names what it should hold, and ``advice`` ends every message.
     """
-    from safetensors import SafetensorError
-
     try:
         yield
-    except InputError:
+    except (MarbleError, MemoryError):
         raise
     except ImportError as error:
         raise InputError(f"{key}: {source} needs a package that is not installed: {error}") from error
-    except (OSError, ValueError, SafetensorError) as error:
+    except Exception as error:  # what a library raises for a broken file depends on what is broken
+        if isinstance(error, RuntimeError) and any(word in str(error) for word in OF_THE_DEVICE):
+            raise
         raise InputError(f"{key}: {_reason(error, source, wanted)}{advice and f'; {advice}'}") from error
 
 
@@ -74,6 +76,8 @@ def _reason(error: BaseException, source: str, wanted: str) -> str:
 
     page = f"{HUB}/{source}"
     first_line = str(error).strip().split("\n")[0]
+    if not isinstance(error, (OSError, ValueError)):
+        first_line = f"{type(error).__name__}: {first_line}"
     if Path(source).expanduser().exists():
         return f"{source} does not hold {wanted} ({first_line})"
     if looks_local(source):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -28,6 +29,8 @@ UNKNOWN_TYPE = "unknown_type"
 """Pydantic's name for the error that the `type` of a section is unknown."""
 SHOWN = 100
 """Characters of a value that a message shows at most."""
+MOST_MISTAKES = 10
+"""Mistakes in a config that are explained; of the others their number is told."""
 
 
 class Section(BaseModel):
@@ -46,18 +49,46 @@ SectionClass = type[Section]
 """Alias for sections with a field `type`, whose class body shadows the builtin `type`."""
 
 
+PathT = TypeVar("PathT", str, Path)
+
+
+def check_path(path: PathT) -> PathT:
+    """Raise ValueError for a path that the system cannot look up, whether or not there is anything: too long, a loop of
+    links, characters that no file name has. Every path that a user gives goes through here (in a config by its type, on
+    the command line by `cli.shared.Command`), so that the code behind need not expect these errors."""
+    whole = os.path.expanduser(path)
+    if str(whole).startswith("~"):
+        raise ValueError(f"{whole!r} cannot be a path (there is no such user); give another")
+    try:
+        os.stat(whole)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # who opens it says so
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} cannot be a path ({_reason(error)}); give another") from None
+    return path
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, UnicodeError):
+        return "it holds half of a character, a lone surrogate"
+    return getattr(error, "strerror", None) or str(error)
+
+
 def _absolute_file(path: Path, info: ValidationInfo) -> Path:
     folder = (info.context or {}).get(FOLDER)
-    return path if folder is None else (folder / path.expanduser()).resolve()
+    if folder is None:
+        return path
+    whole: Path = folder / os.path.expanduser(check_path(path))
+    return check_path(whole).resolve()
 
 
 def _absolute_model(path: str, info: ValidationInfo) -> str:
+    local = Path(os.path.expanduser(check_path(path)))
     folder = (info.context or {}).get(FOLDER)
     if folder is None or path == MINI:
         return path
-    local = Path(path).expanduser()
     for candidate in (folder / local, local):  # the current folder is where `--set` is typed
-        if candidate.exists():
+        if os.path.exists(check_path(candidate)):
             return str(candidate.resolve())
     return path
 
@@ -79,7 +110,8 @@ def explain(error: ValidationError, section: type[BaseModel], tree: Any, prefix:
     ``prefix`` stands before each key.
     """
     mistakes: dict[tuple[str, str], list[str]] = {}
-    for item in error.errors():
+    items = error.errors(include_url=False)
+    for item in items[:MOST_MISTAKES]:
         location = _user_location(item["loc"], tree, item["type"] in ("missing", "value_error"))
         if item["type"] == UNKNOWN_TYPE:
             location = [*location, "type"]
@@ -89,7 +121,8 @@ def explain(error: ValidationError, section: type[BaseModel], tree: Any, prefix:
         mistakes.setdefault((key, given), []).append(mistake or _expected(item))
     lines = [f"{key}: {' or '.join(dict.fromkeys(what))}{given}" for (key, given), what in mistakes.items()]
     # Of a union, pydantic reports one error for each variant.
-    return [line.replace(" or expected ", " or ") for line in lines]
+    lines = [line.replace(" or expected ", " or ") for line in lines]
+    return lines if len(items) <= MOST_MISTAKES else [*lines, f"... and {len(items) - MOST_MISTAKES:,} more mistakes"]
 
 
 def _mistake(item: Mapping[str, Any], location: Sequence[int | str], root: type[BaseModel], tree: Any) -> str:

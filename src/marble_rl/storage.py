@@ -125,6 +125,14 @@ def read_json(path: Path, most: int = MOST_BYTES) -> Any:
         return json.loads(read_regular(path, most).decode("utf-8"))
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The value that the text spells. Raises ValueError, however deep it is."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def reason(error: Exception) -> str:
     """Why a file could not be read, on one line."""
     if isinstance(error, ValidationError):  # lists all mistakes, on as many lines

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -602,3 +604,29 @@ def test_a_prompt_file_that_names_an_unknown_reward(config_file: Path, tiny_sd3:
     outcome = marble("evaluate", tiny_sd3, "--config", config_file, "--prompts", tmp_path / "mine.jsonl")
     assert outcome.code == 2
     assert "Did you mean 'bright'?" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        'a"); import os; os.abort() #',
+        "a`b` <img src=x onerror=alert(1)> | [x](y) *z*",
+        "a\n---\nlicense: mit\n```\n# b",
+    ],
+)
+def test_the_name_of_a_model_folder_is_only_text_in_the_card(name: str, tiny_sd3: Path) -> None:
+    config = load_config(Path(__file__).parents[2] / "configs" / "mini-demo.yaml")
+    path = f"/models/{name}"
+    named = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+    card = model_card(load_model(str(tiny_sd3), torch.device("cpu")), named, 3, "ema")
+    front, body = card.removeprefix("---\n").split("\n---\n", 1)
+    assert yaml.safe_load(front)["base_model"] == Path(path).name
+    assert "license" not in yaml.safe_load(front)
+    text, code, rest = re.split(r"^```(?:python)?$", body, flags=re.MULTILINE)
+    assert "<img" not in text + rest
+    assert "[x](y)" not in text + rest
+    assert [line for line in (text + rest).splitlines() if line.startswith("# ")] == [
+        line for line in text.splitlines() if "fine-tuned on" in line
+    ]
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    assert [ast.literal_eval(call.args[0]) for call in calls if "from_pretrained" in ast.dump(call.func)] == [path]

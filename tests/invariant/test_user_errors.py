@@ -93,3 +93,23 @@ def test_an_error_that_nobody_foresaw(config_file: Path, tmp_path: Path, monkeyp
     assert "Traceback" not in outcome.err
     assert "test_user_errors.py" in (run / "train.log").read_text()
     train(config_file, run, "--resume")
+
+
+def test_an_error_that_nobody_foresaw_without_a_run(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line; the traceback is in a file of its own, or printed with --debug."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("marble_rl.runs.inputs.check_inputs", lambda config: {}["a bug " + "x" * 100_000])
+    outcome = marble("config", "check", config_file)
+    assert outcome.code == 70
+    (line,) = outcome.err.splitlines()
+    (log,) = (tmp_path / "temporary").iterdir()
+    assert line.startswith("internal error: KeyError: 'a bug xxx")
+    assert f"The traceback is in {log}." in line
+    assert len(line) < 1000
+    assert "test_user_errors.py" in log.read_text()
+    outcome = marble("config", "check", config_file, "--debug")
+    assert "Traceback (most recent call last)" in outcome.err
+    assert list((tmp_path / "temporary").iterdir()) == [log]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +16,6 @@ MESSAGES = {"train": "stopped before the first step; nothing to save"}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, by default with the arguments of this process. Exit codes are those of errors.py."""
-    sys.path.append(os.getcwd())  # rewards named by import path may lie in the current folder
     given = sys.argv[1:] if arguments is None else arguments
     command = next((argument for argument in given if not argument.startswith("-")), "")
     message = MESSAGES.get(command, STOPPED) if is_first() else ""

@@ -68,8 +68,15 @@ def _main(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the whole traceback of an error. May stand anywhere.")
     ] = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="Run code that lies in the folder of a run, such as its rewards. May stand anywhere."
+        ),
+    ] = False,
 ) -> None:
     show_tracebacks(debug)
+    Command.trusted = trust
     set_library_verbosity()
     command = context.invoked_subcommand
     if launched() > 1 and command not in DISTRIBUTED:

@@ -14,7 +14,7 @@ from marble_rl.errors import InputError, MarbleError, Stopped
 def execute(arguments: Sequence[str], stopping: Stopping) -> int:
     """Run the command and print its error, if any; returns its exit code. Raises `Stopped` where a signal ended it."""
     try:
-        app(args=_debug_first(arguments))
+        app(args=_general_first(arguments))
     except SystemExit as end:
         if end.code:
             _raise_stop(end, stopping)
@@ -49,6 +49,7 @@ def _raise_stop(error: BaseException | None, stopping: Stopping) -> None:
         raise Stopped(stopping.received)
 
 
-def _debug_first(arguments: Sequence[str]) -> list[str]:
-    """`--debug` belongs to no command, so it goes before the command's name, wherever the user put it."""
-    return sorted(arguments, key=lambda argument: argument != "--debug")
+def _general_first(arguments: Sequence[str]) -> list[str]:
+    """`--debug` and `--trust` belong to no command, so they go before the command's name, wherever the user put
+    them."""
+    return sorted(arguments, key=lambda argument: argument not in ("--debug", "--trust"))

@@ -8,18 +8,17 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkstemp
 
 import typer
 
-from marble_rl.errors import Interrupted, MarbleError, count_of, described, shortened
+from marble_rl.errors import Interrupted, MarbleError, as_message, count_of, described, shortened
 
 UNFORESEEN = 70
 """Exit code of an error that is not in errors.py; EX_SOFTWARE of sysexits.h."""
 LIBRARIES = [Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))]
 """Folders of this package and of Python's own modules."""
 
-LONGEST = 5_000
-"""Characters of a message or traceback that are printed."""
 FRAMES = 10
 """Frames of a user's code that are printed."""
 
@@ -38,7 +37,7 @@ def print_failure(error: MarbleError) -> None:
         typer.secho(str(error), err=True)
     else:
         label = "stopped" if error.exit_code == 3 else "error"
-        typer.secho(f"{label}: {shortened(str(error), LONGEST)}", err=True, fg=typer.colors.RED)
+        typer.secho(f"{label}: {error}", err=True, fg=typer.colors.RED)
     print_traceback(error)
     if error.hint:
         typer.secho(error.hint, err=True)
@@ -60,13 +59,25 @@ def print_traceback(error: BaseException) -> None:
 
 
 def print_unforeseen(error: BaseException) -> None:
-    """An error that nobody foresaw: one line, if the traceback is in a log file."""
-    log = getattr(error, "log_file", None)
-    typer.secho(f"internal error: {described(error)}", err=True, fg=typer.colors.RED)
-    if log is None or _debug:
-        typer.secho(shortened("".join(traceback.format_exception(error)), LONGEST), err=True)
-    else:
-        typer.secho(f"The traceback is in {log}. Please report it.", err=True)
+    """An error that nobody foresaw: one line that names the file with the traceback. With `--debug` the traceback."""
+    trace = "".join(traceback.format_exception(error))
+    what = " ".join(as_message(described(error)).split())
+    log = getattr(error, "log_file", None) or (None if _debug else _saved(trace))
+    where = "" if log is None else f" The traceback is in {log}. Please report it; --debug prints it"
+    typer.secho(f"internal error: {what}.{where}", err=True, fg=typer.colors.RED)
+    if _debug or log is None:
+        typer.secho(trace, err=True)
+
+
+def _saved(trace: str) -> Path | None:
+    """Write a traceback where there is no log of a run: to a file of its own in the folder for temporary files."""
+    try:
+        descriptor, name = mkstemp(prefix="marble-error-", suffix=".log", text=True)
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(trace)
+    except OSError:
+        return None
+    return Path(name)
 
 
 def unusable_path(error: BaseException) -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from marble_rl.cli.shared import AsJson, Device, print_json, quiet_libraries, serve_extra
+from marble_rl.cli.shared import AsJson, Command, Device, print_json, quiet_libraries, serve_extra
 from marble_rl.cli.using import LARGEST_SEED, BaseModel, Side
 
 app = typer.Typer(help="A blind rating study: people rate pictures of several models.", no_args_is_help=True)
@@ -15,7 +15,9 @@ StudyPath = Annotated[Path, typer.Argument(metavar="DIR", help="What `marble rat
 
 
 @app.command(
-    "prepare", epilog="Example: marble rate prepare runs/a runs/b base=mini --prompts prompts.txt --out rating"
+    "prepare",
+    cls=Command,
+    epilog="Example: marble rate prepare runs/a runs/b base=mini --prompts prompts.txt --out rating",
 )
 def rate_prepare(
     targets: Annotated[
@@ -66,7 +68,7 @@ def rate_prepare(
     typer.echo(f"wrote {out}; start with: marble rate serve {out} --raters anna,ben")
 
 
-@app.command("serve", epilog="Example: marble rate serve rating --raters anna,ben")
+@app.command("serve", cls=Command, epilog="Example: marble rate serve rating --raters anna,ben")
 def rate_serve(
     study: StudyPath,
     raters: Annotated[
@@ -91,7 +93,7 @@ def rate_serve(
     serve(StudyFolder(study), raters, host=host, port=port, notice=typer.echo)
 
 
-@app.command("results", epilog="Example: marble rate results rating")
+@app.command("results", cls=Command, epilog="Example: marble rate results rating")
 def rate_results(study: StudyPath, as_json: AsJson = False) -> None:
     """Print means, win rates and agreement with their intervals, and write results.csv and answers.csv into DIR.
 

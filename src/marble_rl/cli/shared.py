@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -31,6 +32,8 @@ CheckpointName = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+MODELS = ("target", "model")
+"""Arguments that are a path or a hub id."""
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
@@ -43,19 +46,54 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
+    trusted: ClassVar[bool] = False
+    """What `--trust` sets."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
     def invoke(self, ctx: Any) -> Any:
+        """Before a command sees a path, it is known to be one; before it opens a run, whose code it may run."""
+        from marble_rl.plugins import begin_command  # brings pydantic, which `--help` need not wait for
+
+        begin_command(self.trusted, _agreed)
+        for param in self.params:
+            value = ctx.params.get(param.name)
+            for path in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(path, Path) or (path is not None and param.name in MODELS):
+                    option = param.opts[0].startswith("-")
+                    _check_argument(path, param.opts[0] if option else param.metavar or param.name)
         try:
             return super().invoke(ctx)
         except SystemExit as error:  # of code that the command called: a failure, whatever its exit code
             raise Escaped(described(error)) from error
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
+
+def _check_argument(path: PathT, name: str) -> None:
+    from marble_rl.section import check_path
+
+    try:
+        check_path(path)
+        Path(path).exists()  # PermissionError: a folder above it cannot be entered
+    except ValueError as error:
+        raise InputError(f"{name}: {error}") from None
+    except OSError as error:
+        raise InputError(f"{name}: cannot look up {path}: {error.strerror}; fix its permissions") from None
 
 
 class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
+
+
+PathT = TypeVar("PathT", str, Path)
+
+
+def _agreed(question: str) -> bool:
+    """Ask at a terminal; elsewhere the answer is no."""
+    from marble_rl.distributed.world import launched
+
+    return launched() == 1 and sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(question, err=True)
 
 
 def size_text(size: float) -> str:

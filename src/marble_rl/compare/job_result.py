@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from marble_rl.compare.jobs import JOBS, Job, config_hash, identity
 from marble_rl.config.older import upgraded
@@ -57,7 +57,7 @@ class JobResult(Record):
                 return {**tree, "config": upgraded(tree["config"])}
         return tree
 
-    method: str
+    method: Annotated[str, Field(max_length=500)]
     about: str
     seed: int
     overrides: list[str]
@@ -83,6 +83,22 @@ class JobResult(Record):
     evaluate_seconds: float = 0.0
     training: dict[str, float] = Field(default_factory=dict)
     """Means of figures of metrics.jsonl."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> JobResult:
+        """What a table takes for granted."""
+        rewards = self.config.get("rewards", [])
+        if not isinstance(rewards, list) or not all(
+            isinstance(r, dict) and isinstance(r.get("name"), str) for r in rewards
+        ):
+            raise ValueError("config.rewards: expected a list of rewards with names")
+        if self.failed is None:
+            if not self.means or self.means.keys() != self.per_prompt.keys():
+                raise ValueError("expected the same rewards, at least one, in `means` and `per_prompt`")
+            for name, scores in self.per_prompt.items():
+                if len(scores) != self.prompts or all(score is None for score in scores):
+                    raise ValueError(f"per_prompt.{name}: expected a score or null of each of {self.prompts} prompts")
+        return self
 
     @property
     def guards(self) -> list[str]:

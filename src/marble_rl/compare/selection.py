@@ -19,6 +19,7 @@ SHARED = re.compile(
     r"^(trainer\.seed|evaluation(\..*)?|prompts(\.heldout.*)?|rewards(\.[^.=]+(\.(name|type|params|held_out).*)?)?)="
 )
 """Settings that say how methods are judged: on what prompts, by which rewards."""
+MOST_SEEDS = 1_000
 NUMBER = re.compile(r"^\d+(\.\d*)?$")
 
 
@@ -41,10 +42,14 @@ def select_seeds(text: str) -> list[int]:
     """`0,1,5` or `0-4` or both."""
     seeds: list[int] = []
     for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        ends = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", part)
         first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
         if first > last:
             raise InputError(f"--seeds: {part!r} is neither a number nor a range; give for example 0-4 or 0,1,5")
+        if last - first >= MOST_SEEDS:
+            raise InputError(
+                f"--seeds: {part!r} is more than {MOST_SEEDS:,} seeds, each of which is a training; give fewer"
+            )
         seeds += [seed for seed in range(first, last + 1) if seed not in seeds]
     return seeds
 

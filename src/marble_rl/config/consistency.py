@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 from marble_rl.balancing.base import Balancer, Guarding
@@ -44,8 +45,8 @@ def check_consistency(config: RunConfig) -> None:
 
 def _check_rewards(config: RunConfig) -> None:
     names = [reward.name for reward in config.rewards]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise InputError(f"rewards: the name {name!r} is used twice; names must differ")
     for i, reward in enumerate(config.rewards):
         if reward.optional and not reward.held_out:
@@ -62,9 +63,18 @@ def _check_rewards(config: RunConfig) -> None:
         raise InputError(
             "rewards: all trained ones are guards, so there is nothing to improve; remove `guard` from at least one"
         )
-    for step in range(config.trainer.steps):
+    for step in _changing_steps(config):
         if set(config.objectives) <= set(config.rewards_off(step)):
             raise InputError(f"rewards: no reward's `schedule` covers step {step}; leave one on in every step")
+
+
+def _changing_steps(config: RunConfig) -> list[int]:
+    """The steps in which a reward may be switched on or off, ascending: the first rollout at or after an end of a
+    schedule's pair. Not every step: there may be a billion."""
+    ends = {end for reward in config.rewards for pair in reward.schedule or [] for end in pair if end is not None}
+    updates = config.rollout.updates
+    firsts = {-(-end // updates) * updates for end in {0, *ends}}
+    return sorted(step for step in firsts if step < config.trainer.steps)
 
 
 def _check_priorities(config: RunConfig, rule: type[Balancer]) -> None:

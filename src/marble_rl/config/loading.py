@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from yaml.error import MarkedYAMLError
 
 from marble_rl.config.consistency import check_consistency
 from marble_rl.config.older import upgraded
 from marble_rl.config.recipes import find_config
 from marble_rl.config.run import RunConfig
+from marble_rl.config.yaml_text import explained, parse_yaml, read_yaml
 from marble_rl.errors import InputError
 from marble_rl.section import FOLDER, MINI, explain, shown
 from marble_rl.storage import reason
-
-MOST_BYTES = 1 << 24
-"""Of a config"""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -70,38 +68,16 @@ def to_yaml(config: RunConfig) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:  # no regular file is asked for: a shell's <(command) is a pipe
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
-        text = data.decode("utf-8-sig")
+        tree = read_yaml(path)
     except FileNotFoundError:
         raise InputError(f"config file not found: {path}. Give the path of a YAML file.") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read config file {path}: {reason(error)}") from None
-    try:
-        tree = yaml.load(text, _UniqueKeys)
-    except (ValueError, RecursionError) as error:  # such as a date that no calendar has
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read config file {path}: {reason(error)}") from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not readable"
-        raise InputError(f"{path} is not valid YAML{where}: {problem}. Fix that line.") from None
+        raise InputError(f"{path} is not valid YAML{explained(error)}. Fix that line.") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path}: expected a mapping of sections (model:, prompts:, ...), got {shown(tree)}.")
     return tree
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML's own loader takes the last of two equal keys, and forgets the other without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-        for i, key in enumerate(names):
-            if any(key.value == other.value for other in names[:i]):
-                raise MarkedYAMLError(problem=f"the key {key.value!r} is there twice", problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -110,9 +86,9 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise InputError(f"--set {override!r}: expected key=value, for example --set trainer.steps=10")
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise InputError(f"--set {override!r}: {text!r} is not a valid YAML value; quote it") from None
+        value = parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--set {key}: {shown(text)} is not a valid YAML value{explained(error)}; quote it") from None
     *parents, last = key.split(".")
     node: Any = tree
     for name in parents:
@@ -131,6 +107,6 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 def _list_index(node: Any, name: str, override: str) -> int:
     if not isinstance(node, list):
         raise InputError(f"--set {override!r}: {name!r} is set below a plain value, {node!r}; shorten the key")
-    if not name.isdigit() or int(name) >= len(node):
+    if not re.fullmatch("[0-9]{1,9}", name) or int(name) >= len(node):
         raise InputError(f"--set {override!r}: {name!r} must be an index from 0 to {len(node) - 1} of that list")
     return int(name)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import marble_rl
 from marble_rl.errors import InputError, suggestion
+from marble_rl.plugins import guard
 from marble_rl.storage import storage_errors, write_bytes
 
 PACKAGE = Path(marble_rl.__file__).parent
@@ -71,6 +72,7 @@ def recipes() -> dict[str, Recipe]:
 def find_config(path: Path) -> Path:
     """The file that a CONFIG argument means: a file, the config.json of a run folder, or a recipe by its name."""
     if path.is_dir() and (path / "config.json").is_file():
+        guard(path)  # a run, which may be anyone's
         return path / "config.json"
     if path.is_file() or len(path.parts) != 1 or path.suffix in (".yaml", ".yml", ".json"):
         return path

@@ -72,8 +72,11 @@ def _describe(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None
     assert opened.config is not None
     evaluation, remarks = (None, []) if run is None else read_evaluation(run, adapter, opened.step)
     picture = None
-    if run is not None and evaluation is not None and (run.evaluation / GRID).is_file():
-        shutil.copyfile(run.evaluation / GRID, out / GRID)
+    grid = None if run is None or evaluation is None else run.evaluation / GRID
+    if (
+        grid is not None and grid.is_file() and not grid.is_symlink()
+    ):  # a link may lead to a file that is not to be shown
+        shutil.copyfile(grid, out / GRID)
         picture = GRID
     write_bytes(out / CONFIG, to_yaml(opened.config).encode())
     card = model_card(

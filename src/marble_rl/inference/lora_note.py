@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
+from marble_rl.section import ModelPath
 from marble_rl.storage import Record
 
 NOTE = "marble.json"
@@ -15,7 +16,7 @@ class LoraNote(Record):
     kind: ClassVar[str] = "a note on an exported LoRA"
     fix: ClassVar[str] = "Export the LoRA again, fix the file or delete it, and then give --model"
 
-    base_model: str | None = None
+    base_model: ModelPath | None = None
     text_length: PositiveInt | None = None
     guidance: NonNegativeFloat | None = None
     step: int | None = None

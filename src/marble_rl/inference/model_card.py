@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from pathlib import Path
 
 import yaml
@@ -18,6 +21,8 @@ from marble_rl.runs.history import History
 from marble_rl.runs.scores import SCORES, Scores
 
 BASE = "base"
+MARKUP = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)")
+"""What Markdown would not show as it is; an underscore within a word is."""
 
 
 def read_evaluation(run: RunFolder, weights: str, step: int | None) -> tuple[Scores | None, list[str]]:
@@ -47,12 +52,12 @@ def model_card(
     history: History | None = None,
 ) -> str:
     """The text of the file. ``picture``: name of an image in the same folder."""
-    name = Path(config.model.path).name
+    name = _text(Path(config.model.path).name)
     sections = [
         _front_matter(model, config, merged),
         f"# {name}, fine-tuned on {count_of(len(config.trained_rewards), 'reward')}",
         f"{'The whole pipeline' if merged else f'A LoRA for {name}'}, trained with marble "
-        f"(`balance: {config.balance.type}`, {count_of(step or 0, 'step')}, {weights} weights).",
+        f"({_code(f'balance: {config.balance.type}')}, {count_of(step or 0, 'step')}, {weights} weights).",
         *([f"![before and after, same prompts and seeds]({picture})"] if picture else []),
         "## Use",
         "Call it as it was trained, without classifier-free guidance:",
@@ -61,7 +66,7 @@ def model_card(
         "\n".join(f"- {_reward(reward)}" for reward in config.rewards),
         *(["## Scores", scores_table(evaluation, weights)] if evaluation else []),
         "## Training",
-        "\n".join([_training(config), *([] if history is None else [f"- {history.software}"])]),
+        "\n".join([_training(config), *([] if history is None else [f"- {_text(history.software)}"])]),
         *_changes(history),
         "Prompts:",
         "\n".join(f"- {_source(source)}" for source in config.prompts.train),
@@ -70,12 +75,27 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
+def _text(value: str) -> str:
+    """A name as Markdown shows it. Names of folders and files may hold anything, HTML and lines of their own too."""
+    return html.escape(MARKUP.sub(r"\\\g<0>", " ".join(value.split())), quote=False)
+
+
+def _code(value: str) -> str:
+    """A name between backticks, within which nothing can be escaped."""
+    return f"`{' '.join(value.replace('`', ' ').split())}`"
+
+
+def _literal(value: str) -> str:
+    """A string of Python, on one line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _changes(history: History | None) -> list[str]:
     if history is None or not history.changes:
         return []
     return [
         "The settings above are those of the last start. The run was resumed with other settings than before:",
-        "\n".join(f"- {change}" for change in history.changes),
+        "\n".join(f"- {_text(change)}" for change in history.changes),
     ]
 
 
@@ -106,15 +126,17 @@ def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
     if merged:
         lines.append(f'pipe = {pipeline}.from_pretrained("THIS_FOLDER")')
     else:
-        lines.append(f'pipe = {pipeline}.from_pretrained("{embedded(config.model.path, PIPELINE)}")')
+        lines.append(f"pipe = {pipeline}.from_pretrained({_literal(embedded(config.model.path, PIPELINE))})")
         lines.append('pipe.load_lora_weights("THIS_FOLDER")')
     return "\n".join([*lines, f"{sample} = pipe({call}).{samples}[0]"]) + "\n"
 
 
 def _reward(reward: RewardConfig) -> str:
     inner = reward.params.get("reward")
-    of = f" of {inner['type']}" if isinstance(inner, dict) and "type" in inner else ""
-    return f"{reward.name} (`{reward.type}`{of})" + (", evaluation-only: never trained on" if reward.held_out else "")
+    of = f" of {_text(str(inner['type']))}" if isinstance(inner, dict) and "type" in inner else ""
+    return f"{reward.name} ({_code(reward.type)}{of})" + (
+        ", evaluation-only: never trained on" if reward.held_out else ""
+    )
 
 
 def scores_table(scores: Scores, weights: str) -> str:
@@ -128,7 +150,7 @@ def scores_table(scores: Scores, weights: str) -> str:
         mark = "*" if name in scores.held_out_rewards else ""
         difference = f"{after[name] - before[name]:+.4f}" if name in before and name in after else ""
         means = [f"{of[name]:.4f}" if name in of else "" for of in (before, after)]
-        rows.append(f"| {name}{mark} | {means[0]} | {means[1]} | {difference} | {interval} |")
+        rows.append(f"| {_text(name)}{mark} | {means[0]} | {means[1]} | {difference} | {interval} |")
     count = f"{count_of(len(scores.images), 'sample')} of {count_of(scores.prompts, 'prompt')}"
     rows += ["", f"Mean over {count}, with the same seeds before and after."]
     rows += ["", "\\* evaluation-only: never trained on"] if scores.held_out_rewards else []
@@ -139,7 +161,7 @@ def _training(config: RunConfig) -> str:
     rollout, size = config.rollout, [config.rollout.width, config.rollout.height]
     shape = f", {size[0]} x {size[1]} pixels" if None not in size else ""
     shape += f", {count_of(rollout.frames, 'frame')}" if rollout.frames else ""
-    started = f", started from {config.lora.init.name}" if config.lora.init else ""
+    started = f", started from {_text(config.lora.init.name)}" if config.lora.init else ""
     return "\n".join(
         [
             f"- LoRA of rank {config.lora.rank}, alpha {config.lora.alpha:g}{started}",
@@ -155,7 +177,7 @@ def _source(source: PromptSourceConfig) -> str:
     if source.generate is not None:
         origin = f"{count_of(source.generate.count, 'generated prompt')} (`type: {source.generate.type}`)"
     elif source.file is not None:
-        origin = f"`{source.file.name}`"
+        origin = _code(source.file.name)
     else:
         origin = f"{count_of(len(source.texts or []), 'prompt')} of the config"
     return f"{source.name}: {origin}, share {source.share:g}"

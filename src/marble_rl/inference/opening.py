@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from rich.console import Console
 from torch import Tensor
 
+from marble_rl import hub
 from marble_rl.config import RunConfig
 from marble_rl.devices import pick_device
 from marble_rl.distributed.world import is_first
@@ -133,7 +135,8 @@ def open_target(
     if kind == "LoRA":
         file = locate(Path(target), "target")
         check_layers(file, dict(model.transformer.named_parameters()), "target")
-        model.read_lora(file)
+        with hub.explained("target", str(file), "a LoRA that diffusers can load"):
+            model.read_lora(file)
     return Opened(model, None, None, None)
 
 
@@ -218,7 +221,7 @@ def chosen_step(target: str, checkpoint: str | None) -> int | None:
     _check_has_checkpoints(target, checkpoint)
     if checkpoint == "best":
         return _best_step(RunFolder(Path(target)))
-    if not checkpoint.isdecimal():
+    if not re.fullmatch("[0-9]{1,18}", checkpoint):
         raise InputError(f"--checkpoint: {checkpoint!r} is no checkpoint; give best, newest or the number of a step")
     return int(checkpoint)
 

@@ -35,6 +35,11 @@ def config_folder(path: str) -> Path:
 
 def build_empty(config: RunConfig, folder: Path) -> DiffusionModel:
     """The pipeline that the configs in ``folder`` describe, without weights or tokenizers."""
+    with hub.explained("model.path", str(folder), "the configs of a pipeline in diffusers' format"):
+        return _built(config, folder)
+
+
+def _built(config: RunConfig, folder: Path) -> DiffusionModel:
     import diffusers
     import transformers
 

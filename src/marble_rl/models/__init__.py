@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marble_rl import hub
 from marble_rl.errors import InputError
 from marble_rl.mini import embedded
+from marble_rl.section import shown
+from marble_rl.storage import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -28,13 +30,16 @@ FAMILIES = {
 
 
 PIPELINE = "pipeline"
+LIBRARIES = ("diffusers", "transformers", None)
+"""That the parts of a pipeline may come from; None: there is no such part."""
 
 
 def check_model_path(path: str, key: str = "model.path") -> None:
     """Refuse a path that cannot be a supported pipeline, before anything is loaded."""
     folder = Path(embedded(path, PIPELINE))
-    if folder.is_dir():
+    if os.path.isdir(folder):  # unlike Path's, False where permission is denied
         _family(folder / "model_index.json", key)
+        _check_safetensors(folder, key)
     elif hub.looks_local(path) or path.count("/") != 1:
         raise InputError(
             f"{key}: no such folder: {path}. Give a folder in diffusers' format, a hub id owner/name, or mini"
@@ -97,14 +102,32 @@ def adapter_of(index: Path) -> type[DiffusionModel]:
     return adapter
 
 
+def _check_safetensors(folder: Path, key: str) -> None:
+    """Refuse weights that are pickles: what they are unpickled to depends on whoever wrote them."""
+    for pickled in sorted(folder.glob("*/*pytorch_model*.bin")):
+        if not any(pickled.parent.glob("*.safetensors")):
+            raise InputError(
+                f"{key}: {pickled} is a pickle, and there is no .safetensors beside it; only those are read. If you "
+                "trust the file, open the folder with plain diffusers and write it again with save_pretrained"
+            )
+
+
 def _family(index: Path, key: str) -> str:
     try:
-        family = json.loads(index.read_text())["_class_name"]
-    except (OSError, ValueError, KeyError):
+        tree = read_json(index)
+        family = tree["_class_name"]
+    except (OSError, ValueError, LookupError, TypeError):
         raise InputError(
             f"{key}: {index.parent} is not a diffusers pipeline (no readable model_index.json); "
             "give the folder that `pipeline.save_pretrained` wrote"
         ) from None
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(f"{key}: {family} is not supported. Supported: {', '.join(FAMILIES)}")
-    return str(family)
+    for part, entry in tree.items():
+        # diffusers imports whatever library stands here; one in the current folder may be anyone's.
+        if isinstance(entry, list) and (len(entry) != 2 or entry[0] not in LIBRARIES):
+            raise InputError(
+                f"{key}: {index} loads {shown(part)} from {shown(entry)}; expected a class of diffusers or "
+                "transformers. Code of other libraries is not run"
+            )
+    return family

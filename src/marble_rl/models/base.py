@@ -127,7 +127,9 @@ class DiffusionModel(ABC):
         """Read a pipeline from a folder or the hub."""
         cls.check_supported(path)
         dtypes = {"vae": memory.vae_dtype, "default": memory.dtype}
-        pipeline = cls.diffusers_class().from_pretrained(path, dtype=dtypes, **quantization(memory))
+        pipeline = cls.diffusers_class().from_pretrained(
+            path, dtype=dtypes, use_safetensors=True, trust_remote_code=False, **quantization(memory)
+        )
         model = cls(pipeline, device, text_length, guidance)
         model.save_memory(memory)
         return model
@@ -278,7 +280,7 @@ class DiffusionModel(ABC):
 
     def read_lora(self, folder: Path) -> None:
         """Attach the LoRA in ``folder`` to the transformer, for sampling only."""
-        self.pipeline.load_lora_weights(str(folder))
+        self.pipeline.load_lora_weights(str(folder), use_safetensors=True)
 
     def plain_call(self) -> tuple[str, dict[str, Any]]:
         """The class of diffusers' pipeline, and the arguments with which calling it samples as marble does."""

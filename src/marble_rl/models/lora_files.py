@@ -17,6 +17,8 @@ from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.settings import LoraConfig
+from marble_rl.section import shown
+from marble_rl.storage import parse_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig as PeftLoraConfig
@@ -25,6 +27,7 @@ LORA_FILE = "pytorch_lora_weights.safetensors"
 METADATA = "lora_adapter_metadata"
 """Key in the file's header under which diffusers stores the adapter's config."""
 PREFIX = "transformer."
+MOST_ALPHA = 1e9
 KINDS = (".lora_A.weight", ".lora_B.weight")
 
 
@@ -79,7 +82,7 @@ def check_layers(file: Path, weights: Mapping[str, Tensor], key: str) -> None:
     """
     shapes, _ = _header(file, key)
     for name, shape in shapes.items():
-        if not _is_plain(name):
+        if not _is_plain(name) or len(shape) != 2:
             continue
         weight = weights.get(f"{_layer(name)}.weight")
         side = 1 if name.endswith(KINDS[0]) else 0  # A is [rank, inputs], B is [outputs, rank]
@@ -99,6 +102,9 @@ def read_lora_file(path: Path, key: str) -> LoraFile:
             f"{key}: {file} is not a plain LoRA of a transformer in diffusers' format ({why}); "
             "docs/exporting.md says how to convert others"
         )
+    for name, shape in shapes.items():
+        if len(shape) != 2:
+            raise InputError(f"{key}: {file} holds {name!r} of shape {list(shape)}; expected matrices")
     ranks = {shape[0] for name, shape in shapes.items() if name.endswith(KINDS[0])}
     unequal = [name for name in ("rank_pattern", "alpha_pattern", "use_dora", "use_rslora") if config.get(name)]
     if len(ranks) != 1 or unequal:
@@ -114,10 +120,23 @@ def _header(file: Path, key: str) -> tuple[dict[str, tuple[int, ...]], dict[str,
     try:
         with safe_open(file, "pt") as opened:
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-            config = json.loads((opened.metadata() or {}).get(METADATA, "{}"))
+            text = (opened.metadata() or {}).get(METADATA, "{}")
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"{key}: {file} cannot be read as safetensors ({error}); give a LoRA file") from None
-    return shapes, {k.removeprefix(PREFIX): value for k, value in config.items() if k.startswith(PREFIX)}
+    try:
+        config = parse_json(text)
+        if not isinstance(config, dict):
+            raise ValueError("it is no object")
+        own = {k.removeprefix(PREFIX): value for k, value in config.items() if k.startswith(PREFIX)}
+        alpha = own.get("lora_alpha", 1)
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha < MOST_ALPHA:
+            raise ValueError(f"lora_alpha is {shown(alpha)}")
+    except ValueError as error:
+        raise InputError(
+            f"{key}: the {METADATA} in the header of {file} cannot be read ({error}); save the LoRA again with "
+            "diffusers' save_lora_weights"
+        ) from None
+    return shapes, own
 
 
 def locate(path: Path, key: str) -> Path:

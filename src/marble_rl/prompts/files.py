@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from marble_rl.errors import InputError
+from marble_rl.storage import parse_json
 
 Split = Literal["train", "heldout"]
 SUFFIXES = (".jsonl", ".txt", ".csv", ".tsv")
@@ -96,8 +96,8 @@ def _read_text(path: Path, where: str) -> str:
 
 def _json_row(line: str, where: str, is_last: bool) -> Row:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(line)
+    except ValueError as error:
         problem = getattr(error, "msg", None) or str(error)
         fix = "the file ends here, so it may be cut off: get it again, or fix the line" if is_last else "fix it"
         raise InputError(f"{where}: not valid JSON, one object on each line ({problem}); {fix}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
 from marble_rl.section import FilePath, Fraction, Name, Section
 
@@ -61,7 +61,7 @@ class PromptSourceConfig(Section):
     """Prompts made by rule: `type: geneval` or `type: ocr`."""
     rewards: list[str] | None = None
     """Rewards that apply to these prompts; null leaves it to each reward."""
-    share: PositiveFloat = 1.0
+    share: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """Relative number of prompt groups in every rollout."""
 
 

@@ -22,6 +22,7 @@ from marble_rl.config import RunConfig, dump_config, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
+from marble_rl.plugins import guard
 from marble_rl.runs.history import Change
 from marble_rl.runs.layout import LOCK, checkpoint_steps, evaluation_folder, in_use
 from marble_rl.runs.manifest import version_of
@@ -80,6 +81,7 @@ class RunFolder:
             )
         if not self.checkpoints.exists() and RunFolder(self.path / "run").exists:
             raise InputError(f"{self.path} is the folder of a job; its run is {self.path / 'run'}: give that")
+        guard(self.path)
         try:
             load_config(self.config)
         except InputError as error:

@@ -66,5 +66,5 @@ def _lengths(folder: Path) -> Callable[[Sequence[str]], list[int]]:
         return lambda texts: [len(one.ids) for one in tokenizer.encode_batch(list(texts))]
     from transformers import AutoTokenizer  # slow to import; some models have only files for it
 
-    slow = AutoTokenizer.from_pretrained(str(folder))
+    slow = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     return lambda texts: [len(ids) for ids in slow(list(texts)).input_ids]

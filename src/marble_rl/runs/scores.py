@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
 
 from marble_rl.intervals import Interval
+from marble_rl.section import check_path
 from marble_rl.storage import Record, Text
 
 SCORES = "scores.json"
@@ -38,7 +39,7 @@ class WeightsScores:
 class KeptPicture:
     row: NonNegativeInt
     """Its place in the list of images under each of the weights."""
-    files: dict[str, str]
+    files: dict[str, Annotated[str, AfterValidator(check_path)]]
     """By weights."""
     notes: dict[str, dict[str, Text]] = field(default_factory=dict)
     """By weights, then by reward: what it noted on the picture, such as the text that it read."""

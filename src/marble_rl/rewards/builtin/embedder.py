@@ -47,7 +47,7 @@ def read_model(path: str, key: str) -> Any:
     with hub.explained(key, path, WANTED):
         # Tensors that are missing or of another shape are drawn at random, unless the report is checked.
         model, report = CLIPModel.from_pretrained(
-            source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, weights_only=True
         )
     if wrong := sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}):
         raise InputError(
@@ -80,7 +80,7 @@ class ClipEmbedder:
         # its errors say what is wrong; those of the image processor do not.
         with hub.explained("processor" if processor else key, source, WANTED):
             local = str(Path(source).expanduser())
-            self.tokenizer = AutoTokenizer.from_pretrained(local)
+            self.tokenizer = AutoTokenizer.from_pretrained(local, trust_remote_code=False)
             self.image_processor = image_processor().from_pretrained(local)
         self.model = read(path, key).to(device).eval().requires_grad_(False)
         self.side: int = self.model.config.vision_config.image_size

@@ -210,10 +210,10 @@ def load_finder(path: str, device: torch.device, side: int | None = None) -> Seg
     with hub.explained("model", path, "a detector with its image processor in transformers' format"):
         source = str(Path(path).expanduser())
         # DETR counts as a model for segmentation too, so the name decides.
-        segments = AutoConfig.from_pretrained(source).model_type == "mask2former"
+        segments = AutoConfig.from_pretrained(source, trust_remote_code=False).model_type == "mask2former"
         kind = AutoModelForUniversalSegmentation if segments else AutoModelForObjectDetection
-        model = kind.from_pretrained(source, dtype=torch.float32)
-        processor = AutoImageProcessor.from_pretrained(source, **on_pillow())
+        model = kind.from_pretrained(source, dtype=torch.float32, weights_only=True, trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False, **on_pillow())
     model = model.to(device).eval().requires_grad_(False)
     # RT-DETR was trained on squares. Mask2Former was not, whatever its published processors say.
     square = not segments and bool(processor.size.get("height"))
