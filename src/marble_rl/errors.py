@@ -8,8 +8,6 @@ import signal
 import threading
 from collections.abc import Sequence
 
-LONGEST_TEXT = 2000
-"""Characters of a text from outside (an exception of a user's code, a reply of a server) in one of our messages."""
 MOST_OF_A_WORD, SHOWN_OF_A_WORD = 400, 200
 MOST_OF_A_LINE = 2_000
 MOST_LINES = 20
@@ -119,15 +117,15 @@ def is_signal(error: BaseException) -> bool:
     return isinstance(error, Stopped) or signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
-    """A text from outside, as a message shows it."""
+def shortened(text: str, limit: int) -> str:
+    """The beginning of a text from outside."""
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
 def text_of(error: BaseException) -> str:
     """The message of an exception that is not ours: it may be megabytes long, or raise when it is asked for."""
     try:
-        return shortened(str(error))
+        return as_message(str(error))
     except BaseException as broken:
         if is_signal(broken):
             raise

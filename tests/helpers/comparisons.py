@@ -82,4 +82,7 @@ def write_jobs(folder: Path) -> None:
             config_hash="",
             versions={},
             failed=None,
+            means={"taste": 1.0},
+            prompts=1,
+            per_prompt={"taste": [1.0]},
         ).write(job.with_suffix(".json"))

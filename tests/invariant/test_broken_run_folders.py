@@ -131,5 +131,5 @@ def test_paths_that_no_file_can_have_are_one_line(config_file: Path, tmp_path: P
 
 
 def test_a_nul_in_a_path_is_one_line(config_file: Path, tmp_path: Path) -> None:
-    assert "NUL" in refused("evaluate", f"{tmp_path}/a\0b")
-    assert "NUL" in refused("sample", f"{tmp_path}/a\0b", "--prompt", "a cup", "--out", tmp_path / "out")
+    assert "null byte" in refused("evaluate", f"{tmp_path}/a\0b")
+    assert "null byte" in refused("sample", f"{tmp_path}/a\0b", "--prompt", "a cup", "--out", tmp_path / "out")

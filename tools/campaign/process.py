@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,20 @@ class Started:
         return Ended(self.command, code, text, cpu, megabytes, timed_out)
 
 
+def in_fork(action: Callable[[], object]) -> None:
+    """Call something that starts threads, which this process must not have."""
+    process = os.fork()
+    if process == 0:
+        try:
+            action()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(process, 0)[1]:
+        raise RuntimeError("the process for it failed")
+
+
 def run(command: Sequence[object], folder: Path, seconds: float = SECONDS) -> Ended:
     """Run `marble COMMAND` in ``folder``."""
     return Started(command, folder).wait(seconds)
@@ -115,8 +130,6 @@ def _be_the_command(words: tuple[str, ...], folder: Path, output: int, prepare: 
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):

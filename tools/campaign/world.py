@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tools.campaign.process import run
+from tools.campaign.process import in_fork, run
 from tools.tiny import build_tiny_sd3
 
 STEPS = 6
@@ -32,7 +32,7 @@ class World:
         if not self.config.exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            build_tiny_sd3(self.pipeline)
+            in_fork(lambda: build_tiny_sd3(self.pipeline))
             write_prompts(folder)
             self.config.write_text(yaml.safe_dump(self.tree))
 

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import yaml
 from yaml.error import MarkedYAMLError
 
+from marble_rl.storage import parse_json
+
 MOST_BYTES = 10_000_000
 MOST_NODES = 100_000
 """Values of a file, with those that aliases repeat."""
@@ -27,16 +29,30 @@ TYPES = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a file. Raises OSError, UnicodeDecodeError or yaml.YAMLError."""
+    """The content of a YAML or JSON file. Raises OSError, UnicodeDecodeError or yaml.YAMLError."""
     with open(path, "rb") as file:
         data = file.read(MOST_BYTES + 1)
-    return parse_yaml(data.decode("utf-8-sig"))
+    text = data.decode("utf-8-sig")
+    return _parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+
+
+def _parse_json(text: str) -> Any:
+    """JSON is nearly YAML, but two escapes that spell one character are not."""
+    _check_length(text)
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise _mistake(str(error)) from None
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MOST_BYTES:
+        raise _mistake(f"more than {MOST_BYTES:,} characters; put prompts into a prompt file")
 
 
 def parse_yaml(text: str) -> Any:
     """The value that the text spells. Raises yaml.YAMLError."""
-    if len(text) > MOST_BYTES:
-        raise _mistake(f"more than {MOST_BYTES:,} characters; put prompts into a prompt file")
+    _check_length(text)
     try:
         _check_size(text)
         return yaml.load(text, _Loader)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from marble_rl.errors import count_of, shortened, text_of
+from marble_rl.errors import as_message, count_of, text_of
 from marble_rl.rewards.core.base import seconds_to_deadline
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class AttemptFailed(RuntimeError):
     """Seconds that the server asks us to wait before the next attempt."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(shortened(message))
+        super().__init__(as_message(message))
 
 
 class AllAttemptsFailed(Exception):

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 LONGEST_PAUSE = 10.0
 """Seconds between two attempts at most. Another server may be free, so it is shorter than for other rewards."""
-LONGEST_REASON = 500
+LONGEST_REASON = 300
 """Characters of a server's error in a message, so that there is room for the errors of several servers."""
 REST_SECONDS = 30.0
 """A server that failed is asked last for so long, so that a dead one does not cost its timeout in every batch."""
