@@ -325,6 +325,7 @@ JOB = {
         {"config": {"rewards": [1]}},
         {"config": {"rewards": 3}},
         {"config": {"rewards": [{"guard": {}}]}},
+        {"config": {"prompts": 3}},
         {"means": {}},
         {"per_prompt": {}},
         {"per_prompt": {"a": []}},
@@ -342,20 +343,28 @@ def test_broken_jobs(change: dict[str, Any] | None, tmp_path: Path) -> None:
     assert "is not the result of a job" in refused("compare", tmp_path, "--table-only")
 
 
+def test_jobs_without_a_score(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "a.json").write_text(json.dumps({**JOB, "means": {}, "per_prompt": {}}))
+    assert "no reward has scores in all results" in refused("compare", tmp_path, "--table-only")
+
+
 @pytest.mark.parametrize("seeds", ["0-1000000000", "9" * 5000])
 def test_seeds(seeds: str, config_file: Path, tmp_path: Path) -> None:
     assert "--seeds" in refused("compare", config_file, "--seeds", seeds, "--out", tmp_path / "compare")
 
 
 def test_a_config_is_read_as_before(tiny_sd3: Path, tmp_path: Path) -> None:
-    """Aliases, merged mappings, dates as text."""
+    """Merged mappings, dates as text, and in JSON characters as pairs."""
     tree = base_config(tiny_sd3)
     file = tmp_path / "config.yaml"
     file.write_text(
-        "x: &x {save_every: 3, micro_batch: 16}\n".replace("x: &x", "trainer: &x")
-        + "evaluation: {steps: 2}\nlogging: {trackers: [{type: wandb, group: 2026-01-02}]}\n"
+        "evaluation: {steps: 2}\nlogging: {trackers: [{type: wandb, group: 2026-01-02}]}\n"
         + yaml.safe_dump({key: tree[key] for key in ("model", "prompts", "rewards")})
     )
     config = load_config(file, ["trainer={steps: 7}", "evaluation={<<: {steps: 4}, seed: 1}"])
     assert (config.trainer.steps, config.evaluation.steps, config.evaluation.seed) == (7, 4, 1)
     assert config.logging.trackers[0].group == "2026-01-02"  # type: ignore[union-attr]
+    texts = {"train": [{"name": "a", "texts": ["a \U0001f600\U0001f600 \\ud83d", "b \\\U0001f600"]}]}
+    file.write_text(json.dumps({**tree, "prompts": texts}))
+    assert load_config(file).prompts.train[0].texts == texts["train"][0]["texts"]

@@ -87,17 +87,19 @@ class JobResult(Record):
     @model_validator(mode="after")
     def _whole(self) -> JobResult:
         """What a table takes for granted."""
-        rewards = self.config.get("rewards", [])
-        if not isinstance(rewards, list) or not all(
+        rewards, prompts = self.config.get("rewards", []), self.config.get("prompts", {})
+        named = isinstance(rewards, list) and all(
             isinstance(r, dict) and isinstance(r.get("name"), str) for r in rewards
-        ):
-            raise ValueError("config.rewards: expected a list of rewards with names")
-        if self.failed is None:
-            if not self.means or self.means.keys() != self.per_prompt.keys():
-                raise ValueError("expected the same rewards, at least one, in `means` and `per_prompt`")
-            for name, scores in self.per_prompt.items():
-                if len(scores) != self.prompts or all(score is None for score in scores):
-                    raise ValueError(f"per_prompt.{name}: expected a score or null of each of {self.prompts} prompts")
+        )
+        if not named or not isinstance(prompts, dict):
+            raise ValueError("config: expected a list of rewards with names, and a mapping of prompts")
+        if self.failed is not None:  # a hole: its figures are not looked at
+            return self
+        if self.means.keys() != self.per_prompt.keys():
+            raise ValueError("expected the same rewards in `means` and in `per_prompt`")
+        for name, scores in self.per_prompt.items():
+            if len(scores) != self.prompts or all(score is None for score in scores):
+                raise ValueError(f"per_prompt.{name}: expected a score or null of each of {self.prompts} prompts")
         return self
 
     @property

@@ -168,6 +168,10 @@ def compare_results(results: Sequence[JobResult], against: str | None = None) ->
     against = None if against in crashed else _against(against, list(by_method))
     first = good[0]
     rewards = [name for name in first.means if all(name in result.means for result in good)]
+    if not rewards:
+        raise InputError(
+            "no reward has scores in all results, so there is no table; evaluate on prompts that one applies to"
+        )
     everything = dict.fromkeys(name for result in good for name in result.means)
     held_out = [name for name in rewards if name in first.held_out]
     figures = Figures(by_method, rewards)

@@ -6,15 +6,15 @@ their constructors raise. Both end here, as a `yaml.YAMLError` that knows its li
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 from yaml.error import MarkedYAMLError
-
-from marble_rl.storage import parse_json
 
 MOST_BYTES = 10_000_000
 MOST_NODES = 100_000
@@ -29,35 +29,36 @@ TYPES = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML or JSON file. Raises OSError, UnicodeDecodeError or yaml.YAMLError."""
+    """The content of a file. Raises OSError, UnicodeDecodeError or yaml.YAMLError."""
     with open(path, "rb") as file:
         data = file.read(MOST_BYTES + 1)
-    text = data.decode("utf-8-sig")
-    return _parse_json(text) if path.suffix == ".json" else parse_yaml(text)
-
-
-def _parse_json(text: str) -> Any:
-    """JSON is nearly YAML, but two escapes that spell one character are not."""
-    _check_length(text)
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise _mistake(str(error)) from None
-
-
-def _check_length(text: str) -> None:
-    if len(text) > MOST_BYTES:
-        raise _mistake(f"more than {MOST_BYTES:,} characters; put prompts into a prompt file")
+    return parse_yaml(data.decode("utf-8-sig"))
 
 
 def parse_yaml(text: str) -> Any:
     """The value that the text spells. Raises yaml.YAMLError."""
-    _check_length(text)
+    if len(text) > MOST_BYTES:
+        raise _mistake(f"more than {MOST_BYTES:,} characters; put prompts into a prompt file")
+    if text.lstrip().startswith("{"):  # JSON is nearly YAML, but two escapes that spell one character are not
+        with suppress(ValueError, RecursionError):
+            return json.loads(text, object_pairs_hook=_unique, parse_int=_integer)
     try:
         _check_size(text)
         return yaml.load(text, _Loader)
     except UnicodeError:
         raise _mistake("it holds half of a character (a lone surrogate)") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError  # the YAML loader says which key is there twice
+    return dict(pairs)
+
+
+def _integer(text: str) -> int:
+    if len(text) > MOST_DIGITS or not -LARGEST < int(text) < LARGEST:
+        raise ValueError  # as above
+    return int(text)
 
 
 def explained(error: yaml.YAMLError) -> str:
