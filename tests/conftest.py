@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # tools/
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: commands under test must hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest
 import torch

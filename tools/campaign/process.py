@@ -118,6 +118,7 @@ def _be_the_command(words: tuple[str, ...], folder: Path, output: int, prepare: 
             os.dup2(source, target)
         sys.stdin = os.fdopen(0, closefd=False)
         sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False, errors="backslashreplace") for n in (1, 2))
+        sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
         os.chdir(folder)
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))

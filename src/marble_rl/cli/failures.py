@@ -61,7 +61,7 @@ def print_traceback(error: BaseException) -> None:
 def print_unforeseen(error: BaseException) -> None:
     """An error that nobody foresaw: one line that names the file with the traceback. With `--debug` the traceback."""
     trace = "".join(traceback.format_exception(error))
-    what = " ".join(as_message(described(error)).split())
+    what = " ".join(as_message(described(error)).split()).rstrip(".")
     log = getattr(error, "log_file", None) or (None if _debug else _saved(trace))
     where = "" if log is None else f" The traceback is in {log}. Please report it; --debug prints it"
     typer.secho(f"internal error: {what}.{where}", err=True, fg=typer.colors.RED)

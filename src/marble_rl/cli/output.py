@@ -41,6 +41,12 @@ class _Output(io.FileIO):
         return len(data)
 
 
+class _Stream(io.TextIOWrapper):
+    def close(self) -> None:
+        """A reward may close stdout; that is no reason to fail when its run has something to say."""
+        self.flush()
+
+
 @contextmanager
 def unbreakable_output() -> Iterator[list[_Output]]:
     """While the context is open, writes to stdout and stderr do not fail; their errors are in the value. Streams that
@@ -65,11 +71,11 @@ def unbreakable_output() -> Iterator[list[_Output]]:
         sys.stdout, sys.stderr = before
 
 
-def _replaced(stream: Any, outputs: list[_Output]) -> io.TextIOWrapper:
+def _replaced(stream: Any, outputs: list[_Output]) -> _Stream:
     output = _Output(stream.fileno())
     outputs.append(output)
     stream.flush()
-    return io.TextIOWrapper(output, stream.encoding, stream.errors, line_buffering=True, write_through=True)
+    return _Stream(output, stream.encoding, stream.errors, line_buffering=True, write_through=True)
 
 
 def lost_output(outputs: list[_Output]) -> str | None:
