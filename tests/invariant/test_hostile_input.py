@@ -99,6 +99,11 @@ def test_a_config_of_many_mistakes_names_the_first_and_their_number(tiny_sd3: Pa
     assert "4,990 more mistakes" in message
 
 
+def test_a_config_of_many_rewards(tiny_sd3: Path, tmp_path: Path) -> None:
+    rewards = [{"name": f"n{i}", "type": "brightness"} for i in range(5000)]
+    assert "rewards: " in refused("config", "check", write_config(tmp_path / "c.yaml", tiny_sd3, rewards=rewards))
+
+
 def test_control_characters_do_not_reach_the_terminal(config_file: Path) -> None:
     message = refused("config", "check", config_file, "--set", 'balance.type="\\e[2Jgone"')
     assert "\x1b" not in message

@@ -157,7 +157,8 @@ def test_init_train_and_evaluate_need_no_trust(tmp_path: Path) -> None:
     assert command(tmp_path, "init", "mini-demo").returncode == 0
     config = tmp_path / "mini-demo.yaml"
     config.write_text(config.read_text().replace("  # - {name: mine,", "  - {name: mine,"))
-    few = ("--set", "trainer.steps=1", "--set", "evaluation.limit=1", "--set", "evaluation.steps=1")
+    small = "rollout={groups: 6, group_size: 2, steps: 1}"
+    few = ("--set", "trainer.steps=1", "--set", small, "--set", "evaluation={limit: 1, steps: 1, batch_size: 2}")
     trained = command(tmp_path, "train", config.name, "--out", "runs/first", *few)
     assert trained.returncode == 0, trained.stderr
     evaluated = command(tmp_path, "evaluate", "runs/first")

@@ -32,6 +32,7 @@ CheckpointName = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+PathT = TypeVar("PathT", str, Path)
 MODELS = ("target", "model")
 """Arguments that are a path or a hub id."""
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
@@ -84,9 +85,6 @@ def _check_argument(path: PathT, name: str) -> None:
 class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
-
-
-PathT = TypeVar("PathT", str, Path)
 
 
 def _agreed(question: str) -> bool:

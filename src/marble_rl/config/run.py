@@ -112,7 +112,7 @@ class RunConfig(Section):
     lora: LoraConfig = LoraConfig()
     prompts: PromptsConfig
     rollout: RolloutConfig = RolloutConfig()
-    rewards: Annotated[list[RewardConfig], Field(min_length=1)]
+    rewards: Annotated[list[RewardConfig], Field(min_length=1, max_length=1000)]
     advantages: AdvantagesConfig = AdvantagesConfig()
     loss: Annotated[SerializeAsAny[LossSettings], BeforeValidator(LOSSES.validate)] = NftSettings()
     balance: Annotated[SerializeAsAny[BalanceSettings], BeforeValidator(RULES.validate)] = MarbleSettings()
