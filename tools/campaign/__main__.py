@@ -79,10 +79,15 @@ def attack(world: World, part: str, number: int, seed: int, folder: Path) -> Att
 
 
 def run_parts(
-    world: World, counts: dict[str, int], minutes: float | None, seed: int, out: Path, say: Callable[[str], None]
-) -> dict[str, Count]:
+    world: World,
+    found: dict[str, Count],
+    counts: dict[str, int],
+    minutes: float | None,
+    seed: int,
+    out: Path,
+    say: Callable[[str], None],
+) -> None:
     """Attack, part by part, ``counts`` times each or until the time is over."""
-    found = {part: Count() for part in counts}
     end = None if minutes is None else time.monotonic() + 60 * minutes
     while left := [part for part in counts if found[part].attacks < counts[part]]:
         if end is not None and time.monotonic() > end:
@@ -93,6 +98,8 @@ def run_parts(
         made = attack(world, part, number, seed, folder)
         name = f"{part}-{number}"
         found[part].add(made, name, time.monotonic() - start)
+        if sum(count.attacks for count in found.values()) % 100 == 0:
+            say(", ".join(f"{part} {count.attacks}" for part, count in found.items()))
         if made.faults:
             kept = out / "failures" / name
             shutil.rmtree(kept, ignore_errors=True)
@@ -102,7 +109,6 @@ def run_parts(
             (kept / "output.txt").write_text(made.ended.text[:1_000_000], errors="replace")
             say(f"{name}: {made.what[:200]}: {', '.join(made.faults)}")
     shutil.rmtree(out / "now", ignore_errors=True)
-    return found
 
 
 def table(found: dict[str, Count]) -> Table:
@@ -151,9 +157,15 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"{made.what}\nmarble {' '.join(made.ended.command)}\n{made.ended.text[-20_000:]}", markup=False)
         console.print(f"exit {made.ended.code}; {', '.join(made.faults) or 'as it should be'}")
         return int(bool(made.faults))
-    found = run_parts(
-        world, given.counts, given.minutes, given.seed, out, lambda line: console.print(line, markup=False)
-    )
+    found = {part: Count() for part in given.counts}
+
+    def say(line: str) -> None:
+        console.print(line, markup=False)
+
+    try:
+        run_parts(world, found, given.counts, given.minutes, given.seed, out, say)
+    except KeyboardInterrupt:
+        say("stopped; so far:")
     console.print(table(found))
     failures = sum(len(count.failures) for count in found.values())
     if failures:
