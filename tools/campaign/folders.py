@@ -98,4 +98,4 @@ def damaged_comparison(world: World, seeded: Seeded) -> Attack:
     damage = hostile.file(rng, file)
     table = ("compare", source.with_suffix(".yaml"), *COMPARED, "--table-only", "--out", "comparison")
     ended = run(rng.choice((table, ("report", "comparison"))), seeded.folder)
-    return Attack(f"{file.relative_to(folder)}: {damage}", ended, faults_of(ended))
+    return Attack(f"{file.relative_to(folder)}: {damage}", ended, faults_of(ended, (DONE, BAD_INPUT, STOPPED)))
