@@ -115,20 +115,20 @@ def reading(path: Path) -> Iterator[None]:
     """Turn whatever is wrong with a file, or with the JSON in it, into an `InputError` that names it."""
     try:
         yield
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {reason(error)}") from None
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> Any:
     """The content of a JSON file. Raises an `InputError` that names the file, whatever is wrong with it."""
     with reading(path):
-        return json.loads(read_regular(path, most).decode("utf-8"))
+        return parse_json(read_regular(path, most))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value that the text spells. Raises ValueError, however deep it is."""
+    """The value of a JSON text, as bytes in UTF-8. Raises ValueError only, even if it is nested too deeply."""
     try:
-        return json.loads(text)
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -137,8 +137,6 @@ def reason(error: Exception) -> str:
     """Why a file could not be read, on one line."""
     if isinstance(error, ValidationError):  # lists all mistakes, on as many lines
         return first_mistake(error)
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -171,11 +169,11 @@ class Record(BaseModel):
     @classmethod
     def read(cls: type[RecordT], path: Path) -> RecordT:
         try:
-            tree = json.loads(read_regular(path).decode("utf-8"))
+            tree = parse_json(read_regular(path))
             if isinstance(tree, dict) and "version" not in tree:
                 tree = cls.upgraded(tree)
             return cls.model_validate(tree)
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{path} is not {cls.kind} that this version reads ({reason(error)}). {cls.fix}") from None
 
     def write(self, path: Path) -> None:

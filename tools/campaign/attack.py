@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -25,10 +25,10 @@ class Attack:
     """The attack in a few words."""
     ended: Ended
     faults: list[str]
-    refused: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "refused", self.ended.code in (BAD_INPUT, STOPPED))
+    @property
+    def refused(self) -> bool:
+        return self.ended.code in (BAD_INPUT, STOPPED)
 
 
 @dataclass(frozen=True)

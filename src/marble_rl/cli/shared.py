@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from marble_rl.errors import Escaped, InputError, described
+from marble_rl.trust import begin_command
 
 ConfigPath = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML file, run folder, or the name of a recipe (`marble init`).")
@@ -55,8 +56,6 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Before a command sees a path, it is known to be one; before it opens a run, whose code it may run."""
-        from marble_rl.plugins import begin_command  # brings pydantic, which `--help` need not wait for
-
         begin_command(self.trusted, _agreed)
         for param in self.params:
             value = ctx.params.get(param.name)

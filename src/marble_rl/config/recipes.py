@@ -16,8 +16,8 @@ from pathlib import Path
 
 import marble_rl
 from marble_rl.errors import InputError, suggestion
-from marble_rl.plugins import guard
 from marble_rl.storage import storage_errors, write_bytes
+from marble_rl.trust import guard
 
 PACKAGE = Path(marble_rl.__file__).parent
 EMBEDDED = "mini"

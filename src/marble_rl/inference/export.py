@@ -73,9 +73,8 @@ def _describe(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None
     evaluation, remarks = (None, []) if run is None else read_evaluation(run, adapter, opened.step)
     picture = None
     grid = None if run is None or evaluation is None else run.evaluation / GRID
-    if (
-        grid is not None and grid.is_file() and not grid.is_symlink()
-    ):  # a link may lead to a file that is not to be shown
+    # A link may lead to a file that is not to be shown.
+    if grid is not None and grid.is_file() and not grid.is_symlink():
         shutil.copyfile(grid, out / GRID)
         picture = GRID
     write_bytes(out / CONFIG, to_yaml(opened.config).encode())

@@ -13,7 +13,6 @@ to keep, nor is it ever deleted. Only `save_checkpoint` renames or deletes: the 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -44,6 +43,7 @@ from marble_rl.runs.manifest import (
 from marble_rl.runs.run_log import LOG
 from marble_rl.storage import (
     file_digest,
+    parse_json,
     read_regular,
     reason,
     save_safetensors,
@@ -192,8 +192,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     manifest = verify(path, step)
     try:
         tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSORS}
-        state = json.loads(read_regular(path / STATE).decode("utf-8"))
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        state = parse_json(read_regular(path / STATE))
+    except (OSError, ValueError, SafetensorError) as error:
         raise DamagedCheckpoint(f"not readable ({reason(error)})") from None
     if not isinstance(state, dict):
         raise DamagedCheckpoint(f"{STATE} is not a JSON object")

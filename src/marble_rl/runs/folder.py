@@ -22,11 +22,11 @@ from marble_rl.config import RunConfig, dump_config, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
-from marble_rl.plugins import guard
 from marble_rl.runs.history import Change
 from marble_rl.runs.layout import LOCK, checkpoint_steps, evaluation_folder, in_use
 from marble_rl.runs.manifest import version_of
 from marble_rl.storage import read_regular, reading, reason, storage_errors, write_bytes
+from marble_rl.trust import guard
 
 IDENTITY = ("model", "lora", "prompts", "rewards", "balance")
 """Sections that define a run: with another value it is another run, which `--resume` refuses."""

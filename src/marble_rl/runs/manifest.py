@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from marble_rl import __version__
 from marble_rl.errors import InputError
 from marble_rl.runs.layout import checkpoint_steps
-from marble_rl.storage import file_digest, read_json, read_regular, reason, write_json
+from marble_rl.storage import file_digest, parse_json, read_json, read_regular, reason, write_json
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -70,7 +70,7 @@ def read_manifest(folder: Path, step: int) -> Manifest:
         raise
     except FileNotFoundError:
         raise DamagedCheckpoint(f"incomplete, {MANIFEST} is missing") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DamagedCheckpoint(f"{MANIFEST} is not readable ({reason(error)})") from None
     if checksum != (None if manifest.format == 1 else _checksum(tree)):
         raise DamagedCheckpoint(f"{MANIFEST} does not match its own checksum")
@@ -148,7 +148,7 @@ def version_of(folder: Path) -> str | None:
     for step in reversed(checkpoint_steps(folder)):
         try:
             version = _tree(existing(folder / f"step-{step}")).get("marble")
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             continue
         if isinstance(version, str):
             return version
@@ -160,8 +160,8 @@ def written_by(version: object) -> str:
 
 
 def _tree(folder: Path) -> dict[str, Any]:
-    """The manifest as parsed. Raises OSError, ValueError or RecursionError."""
-    tree = json.loads(read_regular(folder / MANIFEST, MOST_BYTES).decode("utf-8"))
+    """The manifest as parsed. Raises OSError or ValueError."""
+    tree = parse_json(read_regular(folder / MANIFEST, MOST_BYTES))
     if not isinstance(tree, dict):
         raise ValueError("not a JSON object")
     return tree

@@ -3,11 +3,10 @@ is not UTF-8, or that has no step. Imports no torch."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from marble_rl.storage import read_regular, reading
+from marble_rl.storage import parse_json, read_regular, reading
 
 MOST_BYTES = 1 << 30
 """Of metrics.jsonl: more than 100,000 steps"""
@@ -29,9 +28,9 @@ def read_rows(file: Path) -> list[bytes]:
 def parsed(row: bytes) -> dict[str, Any] | None:
     """All that a line says; None where it is damaged."""
     try:
-        line = json.loads(row.decode("utf-8"))
+        line = parse_json(row)
         step = line["step"]
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError):
         return None
     return line if _is_number(step) and float(step).is_integer() and 0 <= step < MOST_STEPS else None
 
