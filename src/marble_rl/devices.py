@@ -1,15 +1,34 @@
-"""Devices by name, and how much memory this process uses on the host or on a GPU."""
+"""Devices by name: the CPU, and whatever accelerator torch finds (CUDA, XPU, MPS, ...). How much memory this process
+uses on the host or on the device.
+
+What a backend may lack is asked for first: MPS, for one, has no float64 and counts no peak of its memory.
+"""
 
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from marble_rl.errors import InputError
 
 STATUS = Path("/proc/self/status")
+CPU = torch.device("cpu")
+KINDS = ("cuda", "xpu", "mps", "hpu", "mtia")
+"""Accelerators that torch has a name for, whether this machine has one or not. Others register theirs, as NPUs do."""
+
+
+def accelerator() -> torch.device | None:
+    """The kind of accelerator that this machine has, without an index; None where there is none."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
+def device_count() -> int:
+    """Accelerators of this machine."""
+    return torch.accelerator.device_count()
 
 
 def parse_device(name: str, key: str) -> torch.device:
@@ -18,21 +37,100 @@ def parse_device(name: str, key: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise InputError(f"{key}: unknown device {name!r}; use auto, cpu, cuda or cuda:N")
+    found = accelerator()
+    if device is None or device.type not in ("cpu", *KINDS, *(() if found is None else (found.type,))):
+        raise InputError(f"{key}: unknown device {name!r}; use auto, cpu, cuda or cuda:N (or {', '.join(KINDS[1:])})")
     return device
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:
-    """A device of this machine; `auto` is CUDA if there is any, else the CPU. ``key``: the setting, for messages."""
+    """A device of this machine; `auto` is its accelerator if it has one, else the CPU. ``key``: the setting, for
+    messages."""
+    found = accelerator()
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return found or CPU
     device = parse_device(name, key)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"{key}: {name!r} given, but no CUDA device is available; use auto or cpu")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise InputError(f"{key}: {name!r} given, but there are {torch.cuda.device_count()} GPUs, numbered from 0")
+    if device.type == "cpu":
+        return device
+    if found is None or found.type != device.type:
+        there = "the CPU only" if found is None else f"the CPU and {found.type}"
+        raise InputError(f"{key}: {name!r} given, but torch finds {there} on this machine; use auto or cpu")
+    if device.index is not None and device.index >= device_count():
+        raise InputError(
+            f"{key}: {name!r} given, but this machine has {device_count()} of {device.type}, numbered from 0"
+        )
     return device
+
+
+def use_accelerator(index: int) -> None:
+    """Make this one of the machine's accelerators the current one of this process."""
+    found = accelerator()
+    choose = None if found is None else _offered(found, "set_device")
+    if choose is not None:
+        choose(index)
+
+
+def supports_bfloat16(device: torch.device) -> bool:
+    """Whether the device computes in bfloat16 itself; a GPU before Ampere does not. One that this machine lacks, as in
+    an estimate, is taken for a current one."""
+    found = accelerator()
+    if found is None or found.type != device.type:
+        return device.type != "cpu"
+    asked = _offered(device, "is_bf16_supported")
+    if asked is not None:
+        return bool(asked(including_emulation=False) if device.type == "cuda" else asked())
+    try:
+        ones = torch.ones(2, 2, dtype=torch.bfloat16, device=device)
+        return bool((ones @ ones == 2).all())
+    except (RuntimeError, TypeError):
+        return False
+
+
+@cache
+def has_float64(device: torch.device) -> bool:
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except TypeError:  # what MPS raises
+        return False
+    return True
+
+
+def in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in float64: on its own device if that has it, else on the CPU."""
+    return (tensor if has_float64(tensor.device) else tensor.cpu()).to(torch.float64)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given; the CPU has."""
+    wait = _offered(device, "synchronize")
+    if wait is not None:
+        wait()
+
+
+def empty_cache() -> None:
+    """Give the memory that torch's allocator holds, unused, back to the device."""
+    found = accelerator()
+    release = None if found is None else _offered(found, "empty_cache")
+    if release is not None:
+        release()
+
+
+def device_name(device: torch.device) -> str:
+    """The product's name, where the backend tells it."""
+    named = _offered(device, "get_device_name")
+    return device.type if named is None else str(named(device))
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Bytes of torch's tensors on the device. On the CPU, and where a backend does not count them: resident memory."""
+    counted = _offered(device, "memory_allocated")
+    return resident() if counted is None else int(counted(device))
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The same at its peak so far."""
+    counted = _offered(device, "max_memory_allocated")
+    return peak_resident() if counted is None else int(counted(device))
 
 
 def peak_resident() -> int:
@@ -49,9 +147,9 @@ def resident() -> int:
     return _status("VmRSS:") if STATUS.exists() else peak_resident()
 
 
-def peak_bytes(device: torch.device) -> int:
-    """Peak bytes so far: allocated by torch on a GPU, else resident memory of the process."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident()
+def _offered(device: torch.device, name: str) -> Any:
+    """A function of torch's module for this kind of device, such as `torch.cuda`; None where it has none."""
+    return None if device.type == "cpu" else getattr(torch.get_device_module(device), name, None)
 
 
 def _status(key: str) -> int:

@@ -116,7 +116,7 @@ def test_a_watched_reward_is_logged_once_a_rollout(tiny_sd3: Path, tmp_path: Pat
         ({"held_out": True, "watch": {"windows": 3}}, "Did you mean 'window'?"),
         ({"held_out": True, "watch": {"window": 1}}, "rewards.1.watch.window"),
         ({"precision": "int8"}, "rewards.1.precision"),
-        ({"device": "cuda:77"}, "rewards (bright).device: 'cuda:77' given, but no CUDA device"),
+        ({"device": "cuda:77"}, "rewards (bright).device: 'cuda:77' given, but torch finds the CPU only"),
     ],
 )
 def test_bad_settings_are_refused(tiny_sd3: Path, tmp_path: Path, changes: dict[str, Any], says: str) -> None:

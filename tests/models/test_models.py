@@ -629,10 +629,17 @@ def test_drawing_hands_back_what_sampling_raises(model: SD3Model, policy: LoraPo
 
 
 def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"--device: unknown device 'mps'; use auto, cpu, cuda or cuda:N"):
+    with pytest.raises(InputError, match=r"--device: unknown device 'meta'; use auto, cpu, cuda or cuda:N"):
+        pick_device("meta", "--device")
+    with pytest.raises(InputError, match=r"--device: 'mps' given, but torch finds the CPU only"):
         pick_device("mps", "--device")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert pick_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(InputError, match=r"model\.device: 'cuda:2' given, but there are 2 GPUs"):
-        pick_device("cuda:2")
+    assert pick_device("auto") == torch.device("cpu")
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("xpu"))
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
+    assert pick_device("auto") == torch.device("xpu")
+    assert pick_device("xpu:1") == torch.device("xpu:1")
+    with pytest.raises(InputError, match=r"model\.device: 'xpu:2' given, but this machine has 2 of xpu"):
+        pick_device("xpu:2")
+    with pytest.raises(InputError, match=r"model\.device: 'cuda' given, but torch finds the CPU and xpu"):
+        pick_device("cuda")

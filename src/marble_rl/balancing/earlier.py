@@ -43,9 +43,10 @@ class EarlierBatches:
             return None
         known = (self.counted > 0) & (products.batch.diagonal() > 0)
         directions, squares = [products.mixed.T @ weights], [weights @ products.momenta @ weights]
-        if self.weighted_sum.values is not None:
-            directions.append(products_between(self.weighted_sum.values, gradients.g)[0].cpu())
-            squares.append(gram(self.weighted_sum.values)[0, 0].cpu())
+        weighted_sum = self.weighted_sum.on(gradients.g.device)
+        if weighted_sum is not None:
+            directions.append(products_between(weighted_sum, gradients.g)[0].cpu())
+            squares.append(gram(weighted_sum)[0, 0].cpu())
         else:
             directions.append(torch.zeros_like(weights))
             squares.append(torch.zeros((), dtype=torch.float64))

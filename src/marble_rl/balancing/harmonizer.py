@@ -214,7 +214,7 @@ class Harmonizer(OwnLoop):
 
 def smoothed_norms(known: Tensor, gram: Tensor, active: Tensor, decay: float) -> Tensor:
     """[K]: running means of the gradients' norms. A reward's first norm starts its mean."""
-    norms = gram.detach().diagonal().to("cpu", torch.float64).sqrt()
+    norms = gram.detach().diagonal().cpu().to(torch.float64).sqrt()
     before = torch.where(known.isnan(), norms, known)
     return torch.where(active, decay * before + (1 - decay) * norms, known)
 

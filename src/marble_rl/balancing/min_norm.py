@@ -144,7 +144,7 @@ def as_gram(gram: Tensor) -> Vector:
     """The Gram matrix, checked and made symmetric, in float64 on the CPU."""
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or gram.shape[0] == 0:
         raise ValueError(f"gram must be a square matrix [K, K] with K >= 1, got shape {tuple(gram.shape)}")
-    g: Vector = gram.detach().to("cpu", torch.float64).numpy()
+    g: Vector = gram.detach().cpu().to(torch.float64).numpy()
     if not np.isfinite(g).all():
         raise ValueError("gram holds NaN or infinite values: a gradient was not finite")
     if (np.diag(g) < 0).any():

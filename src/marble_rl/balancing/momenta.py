@@ -60,17 +60,23 @@ class Momenta:
         if g.ndim != 2 or len(g) != len(self.rewards):
             raise ValueError(f"gradients must be [{len(self.rewards)}, P], one row per reward, got {tuple(g.shape)}")
         batch = (gram(g) if batch is None else batch).cpu()
-        if self.values is None:
+        values = self.on(g.device)
+        if values is None:
             return MomentumProducts(torch.zeros_like(batch), torch.zeros_like(batch), batch, self.decay)
-        mixed = products_between(self.values, g).cpu()
-        return MomentumProducts(gram(self.values).cpu(), mixed, batch, self.decay)
+        return MomentumProducts(gram(values).cpu(), products_between(values, g).cpu(), batch, self.decay)
+
+    def on(self, device: torch.device) -> Tensor | None:
+        """The momenta, moved to the device of the gradients: those of a checkpoint are read to the CPU."""
+        self.values = None if self.values is None else self.values.to(device)
+        return self.values
 
     @torch.no_grad()
     def commit(self, g: Tensor, off: Sequence[str] = ()) -> None:
         """m_k <- b m_k + (1 - b) g_k, in place; the momenta of rewards that are ``off`` are forgotten."""
-        if self.values is None:
-            self.values = torch.zeros_like(g, dtype=self.stored_as)
-        for name, momentum, gradient in zip(self.rewards, self.values, g, strict=True):
+        values = self.on(g.device)
+        if values is None:
+            values = self.values = torch.zeros_like(g, dtype=self.stored_as)
+        for name, momentum, gradient in zip(self.rewards, values, g, strict=True):
             if name in off:
                 momentum.zero_()
             else:

@@ -58,7 +58,7 @@ def proportional_shares(unit: Tensor, ridge: float, priorities: Tensor | None = 
     u = as_gram(unit)
     if not 0.0 < ridge <= 1.0:
         raise ValueError(f"ridge must be in (0, 1], got {ridge}")
-    pi = np.ones(len(u)) if priorities is None else priorities.detach().to("cpu", torch.float64).numpy()
+    pi = np.ones(len(u)) if priorities is None else priorities.detach().cpu().to(torch.float64).numpy()
     if pi.shape != (len(u),) or not np.isfinite(pi).all() or (pi <= 0).any():
         raise ValueError(f"priorities must be {len(u)} positive numbers, got {pi}")
     shares, residual = _newton((1 - ridge) * u + ridge * np.eye(len(u)), pi / pi.mean())

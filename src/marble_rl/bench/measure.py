@@ -19,7 +19,7 @@ import torch
 
 from marble_rl.balancing.min_norm import min_norm
 from marble_rl.bench.workload import STEPS, Size, Step, Workload
-from marble_rl.devices import peak_bytes
+from marble_rl.devices import peak_bytes, synchronize
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,13 @@ def time_rounds(workload: Workload, rounds: int, on_step: Callable[[Step], None]
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Wall-clock time on CUDA, CPU time on the CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize(device)
-        return time.perf_counter() - start
-    start = time.process_time()
+    """CPU time on the CPU, wall-clock time elsewhere."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    synchronize(device)
+    start = clock()
     work()
-    return time.process_time() - start
+    synchronize(device)
+    return clock() - start
 
 
 def largest_difference(workload: Workload, fused: Step, passes: Step) -> float:

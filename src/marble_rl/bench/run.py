@@ -27,6 +27,7 @@ from marble_rl.bench.workload import (
     Step,
     Workload,
 )
+from marble_rl.devices import device_name
 from marble_rl.storage import storage_errors, write_json
 
 BENCH = "bench.json"
@@ -176,7 +177,7 @@ def write_bench(bench: Bench, folder: Path) -> None:
 
 
 def _machine(device: torch.device) -> dict[str, str]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"one thread of {_processor()}"
+    name = f"one thread of {_processor()}" if device.type == "cpu" else device_name(device)
     return {"device": name, "torch": torch.__version__, "python": platform.python_version(), "marble": __version__}
 
 

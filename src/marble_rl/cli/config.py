@@ -30,7 +30,7 @@ def config_show(
         typer.Option(help="Memory that the run needs, from the model's configs. Default: yes, with --json no."),
     ] = None,
     on: Annotated[
-        str | None, typer.Option(help="Estimate for this device: cpu or cuda. Default: the config's.")
+        str | None, typer.Option(help="Estimate for this device: cpu, cuda, ... Default: the config's.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -36,7 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 PathT = TypeVar("PathT", str, Path)
 MODELS = ("target", "model")
 """Arguments that are a path or a hub id."""
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, xpu or mps.")]
 
 
 def _without_types(params: list[Any]) -> list[Any]:

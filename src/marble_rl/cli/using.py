@@ -101,7 +101,8 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Folder for scores and grids. Default: RUN/evaluation.")] = None,
     model: BaseModel = None,
     device: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda or cuda:N. Default: auto, or what --config says of a MODEL.")
+        str | None,
+        typer.Option(help="auto, cpu, cuda, cuda:N, xpu or mps. Default: auto, or what --config says of a MODEL."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -117,11 +117,10 @@ def _check_against(against: str | None, jobs: Sequence[Job], out: Path) -> None:
 
 
 def _default_jobs(job: Job) -> int:
-    """As many as there are cores, each with one thread; on a GPU one."""
-    import torch
+    """As many as there are cores, each with one thread; on an accelerator one."""
+    from marble_rl.devices import accelerator
 
-    device = job.config.model.device
-    if device != "cpu" and torch.cuda.is_available():
+    if job.config.model.device != "cpu" and accelerator() is not None:
         return 1
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1

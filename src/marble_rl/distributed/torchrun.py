@@ -1,4 +1,5 @@
-"""Several ranks under torchrun: NCCL for tensors on GPUs, gloo for everything in the CPU's memory.
+"""Several ranks under torchrun: NCCL (or what torch has for the device) for tensors on GPUs, gloo for everything in the
+CPU's memory.
 
 Every collective begins with an all-reduce of one number: is a rank failing? A rank that fails (a reward raised, the
 disk is full) answers yes at its next collective, whichever collective the others are about to make. Then the ranks
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from marble_rl.devices import pick_device
+from marble_rl.devices import accelerator, device_count, pick_device, use_accelerator
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, MarbleError, RankFailed, RankLost
 
@@ -46,15 +47,14 @@ class DistributedWorld(World):
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         timeout = timedelta(seconds=_timeout())
-        gpus = torch.cuda.device_count()
-        if self.local_rank < gpus:
-            torch.cuda.set_device(self.local_rank)
+        if self.local_rank < device_count():
+            use_accelerator(self.local_rank)
         self._owns_group = not dist.is_initialized()  # a group that the caller made is the caller's to destroy
         with self._communicating():
             if self._owns_group:
                 store, _, _ = next(rendezvous("env://", self.rank, self.size, timeout=timeout))
                 dist.init_process_group(
-                    "cpu:gloo,cuda:nccl" if gpus else "gloo",
+                    _backend(),
                     store=PrefixStore(_start_name(store, self.rank, self.size), store),
                     rank=self.rank,
                     world_size=self.size,
@@ -107,21 +107,23 @@ class DistributedWorld(World):
         self._raise_failures(failure)
 
     def pick_device(self, name: str, key: str = "model.device") -> torch.device:
-        """One GPU for each rank of a machine."""
-        gpus = torch.cuda.device_count()
-        if name not in ("auto", "cuda") or not gpus:
+        """One GPU, or other accelerator, for each rank of a machine."""
+        found = accelerator()
+        if found is None or name not in ("auto", found.type):
             device = pick_device(name, key)
-            if device.type == "cuda":
+            if device.type != "cpu":
                 raise InputError(
                     f"{key}: {name!r} is one GPU for {self.size} ranks; use auto, which gives each rank its own GPU"
                 )
             return device
-        if self.local_rank >= gpus:
+        if found.type not in dist.Backend.default_device_backend_map:
+            raise InputError(f"{key}: torch has no collectives on {found.type}; use cpu, or start a single process")
+        if self.local_rank >= device_count():
             raise InputError(
-                f"{key}: {name!r} takes one GPU for each rank, but this machine has {gpus}, and a local rank "
-                f"{self.local_rank}; start it with --nproc-per-node {gpus}"
+                f"{key}: {name!r} takes one GPU for each rank, but this machine has {device_count()}, and a local rank "
+                f"{self.local_rank}; start it with --nproc-per-node {device_count()}"
             )
-        return torch.device("cuda", self.local_rank)
+        return torch.device(found.type, self.local_rank)
 
     def leave(self, together: bool) -> None:
         """Destroy the process group; ``together``: after a barrier of all ranks."""
@@ -174,6 +176,13 @@ class DistributedWorld(World):
             ) from error
         finally:
             self.collective_seconds += time.perf_counter() - began
+
+
+def _backend() -> str:
+    """gloo for tensors in the CPU's memory; for those on an accelerator what torch has for it, such as NCCL."""
+    found = accelerator()
+    of_device = None if found is None else dist.Backend.default_device_backend_map.get(found.type)
+    return "gloo" if found is None or of_device is None else f"cpu:gloo,{found.type}:{of_device}"
 
 
 def _start_name(store: Store, rank: int, size: int) -> str:

@@ -187,6 +187,8 @@ def check_same_rewards(world: World, loaded: Sequence[str]) -> None:
 
 def check_same_weights(world: World, flat: Tensor) -> None:
     """Stop if the norms of the ranks' weights differ by more than rounding: all ranks make the same updates."""
-    norms = world.gather(float(flat.double().norm()))
+    from marble_rl.devices import in_float64
+
+    norms = world.gather(float(in_float64(flat).norm()))
     if max(norms) - min(norms) > 1e-6 * max(norms):
         raise RunStopped(f"the weights differ between ranks: their norms are {norms}. Continue with --resume")

@@ -193,7 +193,7 @@ class GradientAccumulator:
         tail = self._buffer[self._sums.numel() + len(self.params) :]
         tail[: HALVES + len(sums)] = torch.cat([counts, sums.to(counts)]).to(tail)
         world.sum_(self._buffer)
-        totals = tail[: HALVES + len(sums)].to("cpu", torch.float64)
+        totals = tail[: HALVES + len(sums)].cpu().to(torch.float64)
         self._rows = [int(count) for count in totals[:HALVES]]
         return totals[HALVES:].to(sums)
 

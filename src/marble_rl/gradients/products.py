@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marble_rl.devices import in_float64
 from marble_rl.types import HALVES
 
 _CHUNK = 1 << 14
 """Parameters at a time; few enough that the float64 copy stays in the processor's cache"""
+_CHUNK_OF_A_DEVICE = 1 << 20
+"""The same on an accelerator, where every piece costs a few kernel launches"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def mean_products(sums: Tensor, rows: list[int]) -> Products:
 def half_products(first: Tensor, second: Tensor) -> Tensor:
     """[2, 2, J, J] float64: products of the rows of ``first`` and ``second`` [J, P]."""
     rows = len(first)
-    products = torch.zeros(HALVES, HALVES, rows, rows, dtype=torch.float64, device=first.device)
+    products = _zeros(first, HALVES, HALVES, rows, rows)
     for a, b in zip(_pieces(first), _pieces(second), strict=True):
         products[0, 0].addmm_(a, a.T)
         products[0, 1].addmm_(a, b.T)
@@ -68,7 +71,7 @@ def half_products(first: Tensor, second: Tensor) -> Tensor:
 
 def products_between(first: Tensor, second: Tensor) -> Tensor:
     """[I, J] float64: products of the rows of ``first`` [I, P] with those of ``second`` [J, P]."""
-    products = torch.zeros(len(first), len(second), dtype=torch.float64, device=first.device)
+    products = _zeros(first, len(first), len(second))
     for a, b in zip(_pieces(first), _pieces(second), strict=True):
         products.addmm_(a, b.T)
     return products
@@ -76,13 +79,19 @@ def products_between(first: Tensor, second: Tensor) -> Tensor:
 
 def gram(g: Tensor) -> Tensor:
     """[J, J] float64: Gram matrix of the rows of ``g`` [J, P]."""
-    products = torch.zeros(len(g), len(g), dtype=torch.float64, device=g.device)
+    products = _zeros(g, len(g), len(g))
     for piece in _pieces(g):
         products.addmm_(piece, piece.T)
     return products
 
 
 def _pieces(g: Tensor) -> Iterator[Tensor]:
-    """Blocks [J, <= _CHUNK] float64."""
-    for start in range(0, g.shape[1], _CHUNK):
-        yield g[:, start : start + _CHUNK].to(torch.float64)
+    """Blocks [J, <= chunk] float64."""
+    chunk = _CHUNK if g.device.type == "cpu" else _CHUNK_OF_A_DEVICE
+    for start in range(0, g.shape[1], chunk):
+        yield in_float64(g[:, start : start + chunk])
+
+
+def _zeros(g: Tensor, *shape: int) -> Tensor:
+    """Where the products of pieces of ``g`` are added up."""
+    return in_float64(g[:0, :0]).new_zeros(shape)

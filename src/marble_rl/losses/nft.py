@@ -22,6 +22,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
+from marble_rl.devices import has_float64
 from marble_rl.losses.base import AffineLoss, Loss, LossSettings, Noised, at_least_float32
 
 MIN_WEIGHT = 1e-5
@@ -77,5 +78,6 @@ def _x0_error(velocity: Tensor, x0: Tensor, x_t: Tensor, time: Tensor) -> Tensor
     """Adaptively weighted squared error of the clean latent that ``velocity`` implies: [N]."""
     error = (x_t - time * velocity) - x0
     pixels = tuple(range(1, error.ndim))
-    weight = error.detach().abs().mean(pixels, dtype=torch.float64).clamp_min(MIN_WEIGHT).to(error.dtype)
+    wide = torch.float64 if has_float64(error.device) else torch.float32
+    weight = error.detach().abs().mean(pixels, dtype=wide).clamp_min(MIN_WEIGHT).to(error.dtype)
     return (error**2).mean(pixels) / weight

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-import torch
-
+from marble_rl.devices import empty_cache
 from marble_rl.distributed.world import World
 from marble_rl.errors import MarbleError, count_of
 from marble_rl.memory.out_of_memory import is_out_of_memory
@@ -48,8 +47,7 @@ class MicroBatch:
             # Outside of the handler, because the error's traceback keeps the tensors of the failed attempt alive.
             self.size = (self.size + 1) // 2
             self._say(f"out of memory: {self._new_size}")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            empty_cache()
 
     def agree(self, world: World) -> None:
         """Continue with the smallest size of all ranks."""

@@ -49,8 +49,8 @@ def memory_errors(stage: Callable[[], str], lockstep: bool = False) -> Iterator[
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """CUDA and Python have a type for it; torch on the CPU raises a RuntimeError with one of these messages."""
-    messages = ("not enough memory", "can't allocate memory")
+    """CUDA, XPU and Python have a type for it; torch on the CPU and on MPS raises a RuntimeError with a message."""
+    messages = ("not enough memory", "can't allocate memory", "backend out of memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in text_of(error) for text in messages)
 
 

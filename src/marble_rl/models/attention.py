@@ -3,7 +3,6 @@ queries and keys in the dtype of the values."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -66,12 +65,14 @@ def _flows(gradient: Tensor | None) -> bool:
 class PlainRMSNorm(nn.RMSNorm):
     """Computes in the dtype of its input, as on the CPU and in plain diffusers.
 
-    CUDA's autocast would compute it, and save its input, in float32. The queries and keys of FLUX and Wan would then
-    take twice the memory, and differ in dtype from the values, which flash attention refuses.
+    The autocast of GPUs would compute it, and save its input, in float32. The queries and keys of FLUX and Wan would
+    then take twice the memory, and differ in dtype from the values, which flash attention refuses.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cuda", enabled=False) if x.is_cuda else nullcontext():
+        if not torch.amp.is_autocast_available(x.device.type):  # the meta device of memory estimates
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
             return super().forward(x)
 
 

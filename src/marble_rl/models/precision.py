@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from marble_rl.devices import supports_bfloat16
 from marble_rl.models.settings import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,15 +35,22 @@ PLAIN = MemorySettings()
 
 def memory_settings(config: ModelConfig, device: torch.device) -> MemorySettings:
     """The settings of a config; ``device`` decides about `dtype: auto`."""
-    automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
     return MemorySettings(
-        dtype=automatic if config.dtype == "auto" else DTYPES[config.dtype],
+        dtype=automatic_dtype(device) if config.dtype == "auto" else DTYPES[config.dtype],
         vae_dtype=DTYPES[config.vae_dtype],
         quantize=config.quantize,
         gradient_checkpointing=config.gradient_checkpointing,
         attention=config.attention,
         decoding=config.decoding,
     )
+
+
+def automatic_dtype(device: torch.device) -> torch.dtype:
+    """What `dtype: auto` means: the half precision that the device computes in; float32 on the CPU, and on a device
+    without autocast."""
+    if device.type == "cpu" or not torch.amp.is_autocast_available(device.type):
+        return torch.float32
+    return torch.bfloat16 if supports_bfloat16(device) else torch.float16
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:

@@ -22,10 +22,10 @@ class ModelConfig(Section):
     """Guidance scale that is an input of the transformer, in sampling and training, for families distilled to follow
     one (FLUX.1-dev); null takes 3.5. Other families refuse it."""
     device: str = "auto"
-    """`auto` (CUDA if there is one, else the CPU), `cpu`, `cuda`, `cuda:1`, ..."""
+    """`auto` (the accelerator that torch finds, else the CPU), `cpu`, `cuda`, `cuda:1`, `xpu`, `mps`, ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the frozen transformer and text encoders, and of the passes through them; `auto` is bfloat16 on
-    CUDA, float32 on the CPU. Adapters, latents and losses are always float32."""
+    """Precision of the frozen transformer and text encoders, and of the passes through them; `auto` is float32 on
+    the CPU, elsewhere bfloat16, or float16 if the device lacks it. Adapters, latents and losses are always float32."""
     vae_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The same for the autoencoder. Many overflow in float16."""
     quantize: Literal["int8", "nf4"] | None = None

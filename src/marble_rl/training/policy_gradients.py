@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marble_rl.devices import in_float64
 from marble_rl.distributed.world import World
 from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGradients
 from marble_rl.losses.base import AffineLoss, Loss, reference_divergence
@@ -43,7 +44,7 @@ class PolicyGradients:
 
     @property
     def is_finite(self) -> bool:
-        parts = [self.gradients.gram.flatten(), self.gradients.shared.to(torch.float64).norm()[None]]
+        parts = [self.gradients.gram.flatten(), in_float64(self.gradients.shared).norm()[None]]
         return self.losses_are_finite and all(bool(torch.isfinite(part).all()) for part in parts)
 
 
@@ -197,8 +198,8 @@ class GradientStage:
             whole = loss.base + advantages[:, 0] * loss.slope
             accumulator.add(None, _sum(whole, kl, settings.kl_weight), None)
         parts = torch.cat([loss.base[:, None], advantages * loss.slope[:, None]], dim=1).detach().sum(0)
-        sums = parts.to("cpu", torch.float64)
-        kl_sum = sums.new_zeros(1) if kl is None else kl.detach().sum()[None].to(sums)
+        sums = parts.cpu().to(torch.float64)  # in this order: not every device has float64
+        kl_sum = sums.new_zeros(1) if kl is None else kl.detach().sum()[None].cpu().to(sums)
         return torch.cat([sums[:1], kl_sum, sums[1:]])
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from marble_rl.config.run import OptimizerConfig
+from marble_rl.devices import in_float64
 from marble_rl.errors import NonFinite
 from marble_rl.models.lora import EMA, OLD, TRAINED, LoraPolicy
 from marble_rl.rollout.settings import OldPolicyConfig
@@ -40,7 +41,7 @@ class Updater:
 
         Raises before anything is changed if the loss or the gradient is not finite.
         """
-        norm = float(gradient.to(torch.float64).norm())
+        norm = float(in_float64(gradient).norm())
         if not math.isfinite(norm) or not math.isfinite(loss):
             raise NonFinite(
                 f"step {step + 1}: loss {loss:g}, gradient norm {norm:g}; the update was not applied. "

@@ -44,7 +44,7 @@ class TemporalConsistency(RewardBase):
 
 def consistency(embeddings: Tensor) -> float:
     """Of a video's frames [F, D], F > 1."""
-    e = F.normalize(embeddings.double(), dim=-1)
+    e = F.normalize(embeddings.cpu().double(), dim=-1)
     with_previous = (e[1:] * e[:-1]).sum(-1)
     with_first = (e[1:] * e[:1]).sum(-1)
     return float(((with_previous + with_first) / 2).mean().clamp(-1, 1))  # rounding may go beyond

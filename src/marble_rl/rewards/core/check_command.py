@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from marble_rl.devices import resident
+from marble_rl.devices import accelerator, allocated_bytes, device_count, resident
 from marble_rl.errors import InputError, MarbleError, described, text_of
 from marble_rl.prompts.wanted import wanted_text
 from marble_rl.rewards.core.base import Images, RewardBatch, Scores, Traits
@@ -145,15 +145,17 @@ def _timed(reward: CalledReward, batch: RewardBatch) -> tuple[Scores, float]:
 
 
 def _memory_in_use() -> dict[str, int]:
-    """Bytes in use: of this process in host memory, and of torch on each GPU."""
-    cards = {f"cuda:{card}": torch.cuda.memory_allocated(card) for card in range(torch.cuda.device_count())}
-    return {HOST: resident(), **cards}
+    """Bytes in use: of this process in host memory, and of torch on each accelerator."""
+    found = accelerator()
+    there = [] if found is None else [torch.device(found.type, index) for index in range(device_count())]
+    return {HOST: resident(), **{str(device): allocated_bytes(device) for device in there}}
 
 
 def _memory_key(device: torch.device) -> str:
-    if device.type != "cuda":
+    if device.type == "cpu":
         return HOST
-    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    return f"{device.type}:{index}"
 
 
 def read_picture(path: Path) -> Images:
