@@ -110,7 +110,7 @@ def test_a_lora_says_no_more_of_itself_than_any_peft_understands(run: Path) -> N
     with safe_open(run / "lora" / "pytorch_lora_weights.safetensors", "pt") as file:
         metadata = json.loads(file.metadata()["lora_adapter_metadata"])
     assert metadata["transformer.r"] == 2
-    assert metadata["transformer.lora_alpha"] == 8
+    assert metadata["transformer.lora_alpha"] == 2  # 8 in training: the scale is in B, for who reads no metadata
     assert metadata.keys() == {"transformer.r", "transformer.lora_alpha", "transformer.target_modules"}
 
 
@@ -119,6 +119,29 @@ def test_the_runs_own_lora_folder_is_the_exported_one(run: Path, tmp_path: Path)
     assert (tmp_path / "exported" / "pytorch_lora_weights.safetensors").read_bytes() == lora_bytes(run)
     assert marble("export", run, "--out", tmp_path / "raw", "--weights", "default").code == 0
     assert (tmp_path / "raw" / "pytorch_lora_weights.safetensors").read_bytes() != lora_bytes(run)
+
+
+def test_a_lora_for_another_program(run: Path, tmp_path: Path) -> None:
+    """Its weights are tested in models/test_lora_formats.py."""
+    cards = {}
+    for layout in ("comfyui", "kohya"):
+        exported = marble("export", run, "--out", tmp_path / layout, "--format", layout)
+        assert exported.code == 0, exported.err
+        assert f"{tmp_path / layout / 'README.md'} says how to use it" in exported.out
+        cards[layout] = (tmp_path / layout / "README.md").read_text()
+        front = yaml.safe_load(cards[layout].split("---\n")[1])
+        assert "library_name" not in front
+        assert layout in front["tags"]
+    assert "into ComfyUI's `models/loras`" in cards["comfyui"]
+    assert "names of kohya's scripts" in cards["kohya"]
+    sampled = marble("sample", tmp_path / "kohya", "--prompt", "x", "--out", tmp_path / "out")
+    assert sampled.code == 2  # diffusers does not read kohya's names for this family
+    assert "target: diffusers finds no layer of Stable Diffusion 3 in" in sampled.err
+    assert "export it with --format diffusers" in sampled.err
+    merged = marble("export", run, "--out", tmp_path / "merged", "--merged", "--format", "kohya")
+    assert merged.code == 2
+    assert "--format: 'kohya' given with --merged" in merged.err
+    assert not (tmp_path / "merged").exists()
 
 
 def test_a_lora_is_exported_without_the_weights_of_its_model(
@@ -342,7 +365,9 @@ def test_the_card_names_models_as_plain_diffusers_and_the_hub_know_them() -> Non
     on_hub = config.model_copy(update={"model": config.model.model_copy(update={"path": "owner/name"})})
     card = model_card(model, on_hub, 3, "ema")
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "owner/name"
-    assert 'from_pretrained("owner/name")' in card
+    assert 'from_pretrained("owner/name", dtype=torch.bfloat16)\npipe.to(device)' in card
+    in_half = on_hub.model_copy(update={"model": on_hub.model.model_copy(update={"dtype": "float16"})})
+    assert 'from_pretrained("owner/name", dtype=torch.float16)' in model_card(model, in_half, 3, "ema")
     assert "# base_model" not in card
 
 

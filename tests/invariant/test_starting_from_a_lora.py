@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,33 @@ def test_training_goes_on_from_it_and_does_not_need_it_later(run: Path, tiny_sd3
     assert evaluated.code == 0, evaluated.err
 
 
-def test_a_lora_without_metadata_has_its_rank_as_alpha(run: Path, tiny_sd3: Path, tmp_path: Path) -> None:
-    """As plain diffusers reads it."""
-    save_file(load_file(run / "lora" / LORA_FILE), tmp_path / "bare.safetensors")
-    refused = checked(tiny_sd3, tmp_path, **LORA, init="bare.safetensors")
-    assert "has alpha 2, but lora.alpha is 8; set lora.alpha: 2" in refused
-    assert checked(tiny_sd3, tmp_path, rank=2, alpha=2, init="bare.safetensors") == ""
+def test_any_alpha_gives_the_weights_of_the_lora(run: Path, tiny_sd3: Path, tmp_path: Path) -> None:
+    """Of a file whose alpha is its rank, as marble writes it; of one with the alpha of the training, as version 0.1.0
+    wrote it; and of one without metadata, whose alpha is the rank in plain diffusers too."""
+    tensors = load_file(run / "lora" / LORA_FILE)
+    save_file(tensors, tmp_path / "bare.safetensors")
+    unfolded = {name: value / 4 if "lora_B" in name else value for name, value in tensors.items()}
+    metadata = {"transformer.r": 2, "transformer.lora_alpha": 8, "transformer.target_modules": list(JOINT_ATTENTION)}
+    save_file(unfolded, tmp_path / "older.safetensors", {"lora_adapter_metadata": json.dumps(metadata)})
+    trained = open_target(str(run)).policy
+    assert trained is not None
+    plain = load_model(str(tiny_sd3), torch.device("cpu"), 16)
+    plain.read_lora(run / "lora")
+    wanted = latents(plain)
+    older = load_model(str(tiny_sd3), torch.device("cpu"), 16)
+    older.read_lora(tmp_path / "older.safetensors")
+    torch.testing.assert_close(latents(older), wanted, atol=1e-6, rtol=0)
+    for file in (run / "lora", tmp_path / "older.safetensors", tmp_path / "bare.safetensors"):
+        assert checked(tiny_sd3, tmp_path, **LORA, init=str(file)) == ""
+        for alpha in (8, 3):
+            model = load_model(str(tiny_sd3), torch.device("cpu"), 16)
+            settings = LoraConfig(rank=2, alpha=alpha, init=file)
+            policy = LoraPolicy(model.transformer, settings, model.lora_targets, seed=3)
+            with policy.acting_as("default"):
+                torch.testing.assert_close(latents(model), wanted, atol=1e-5, rtol=0)
+            if alpha == 8:  # that of the training: nothing is rounded
+                start = policy.tensors("default")
+                assert all(torch.equal(start[name], value) for name, value in trained.tensors("ema").items())
 
 
 def checked(model: Path, folder: Path, **lora: Any) -> str:

@@ -148,12 +148,16 @@ def export(
         Literal["ema", "default", "old"], typer.Option(help="default: as trained last; old: the sampling policy.")
     ] = "ema",
     checkpoint: CheckpointName = None,
+    layout: Annotated[
+        Literal["diffusers", "comfyui", "kohya"],
+        typer.Option("--format", help="Of the LoRA: for which program (docs/exporting.md)."),
+    ] = "diffusers",
     merged: Annotated[bool, typer.Option("--merged", help="The whole pipeline with the LoRA in its weights.")] = False,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of merged weights.")
     ] = "float32",
 ) -> None:
-    """Write a LoRA that plain diffusers' `load_lora_weights` opens, or a merged pipeline for `from_pretrained`.
+    """Write a LoRA for plain diffusers' `load_lora_weights` or another program, or a merged pipeline.
 
     With a README.md for the hub: what it was trained on, its scores (if RUN was evaluated), how to call it.
     """
@@ -164,6 +168,10 @@ def export(
     folder.load_config()
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise InputError(f"--out: {out} is not empty; give another folder")
+    if merged and layout != "diffusers":
+        raise InputError(
+            f"--format: {layout!r} given with --merged, a pipeline in diffusers' format; leave one of them out"
+        )
     quiet_libraries()
     import torch
 
@@ -177,11 +185,12 @@ def export(
             remarks = export_merged(opened, weights, out, folder, getattr(torch, dtype))
         else:
             opened = open_without_weights(run, step)
-            remarks = export_lora(opened, weights, out, folder)
+            remarks = export_lora(opened, weights, out, folder, layout)
     for remark in remarks:
         typer.secho(remark, err=True)
     opener = f"{opened.model.plain_call()[0]}.from_pretrained" if merged else "pipe.load_lora_weights"
-    typer.echo(f"wrote {out}; open it with {opener}({str(out)!r})")
+    how = f"open it with {opener}({str(out)!r})" if layout == "diffusers" else f"{out / 'README.md'} says how to use it"
+    typer.echo(f"wrote {out}; {how}")
 
 
 def _sampled_prompts(prompt: str | None, file: Path | None) -> list[str]:

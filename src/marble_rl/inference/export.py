@@ -1,4 +1,4 @@
-"""`marble export`: a LoRA or a merged pipeline that plain diffusers opens, with a model card for the hub."""
+"""`marble export`: a LoRA, or a merged pipeline that plain diffusers opens, with a model card for the hub."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 
 from marble_rl.config import to_yaml
 from marble_rl.inference.lora_note import NOTE, LoraNote
-from marble_rl.inference.model_card import model_card, read_evaluation
+from marble_rl.inference.model_card import ExportKind, model_card, read_evaluation
 from marble_rl.inference.opening import Opened
 from marble_rl.models.lora import Adapter
+from marble_rl.models.lora_formats import LoraFormat
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.history import History
 from marble_rl.storage import storage_errors, write_bytes
@@ -23,8 +24,10 @@ CONFIG = "training_config.yaml"
 """Not config.json, which would make the folder look like a run."""
 
 
-def export_lora(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None = None) -> list[str]:
-    """Write a LoRA folder for plain diffusers. Returns remarks on what the model card leaves out."""
+def export_lora(
+    opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None = None, layout: LoraFormat = "diffusers"
+) -> list[str]:
+    """Write a folder with a LoRA. Returns remarks on what the model card leaves out."""
     assert opened.config is not None
     config = opened.config
     note = LoraNote(
@@ -37,9 +40,9 @@ def export_lora(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | No
         balance=config.balance.type,
     )
     with _all_or_nothing(out):
-        opened.model.write_lora(out, adapter)
+        opened.model.write_lora(out, adapter, layout)
         note.write(out / NOTE)
-        return _describe(opened, adapter, out, run, merged=False)
+        return _describe(opened, adapter, out, run, layout)
 
 
 def export_merged(opened: Opened, adapter: Adapter, out: Path, run: RunFolder, dtype: torch.dtype) -> list[str]:
@@ -50,7 +53,7 @@ def export_merged(opened: Opened, adapter: Adapter, out: Path, run: RunFolder, d
     pipeline.vae.to(memory_format=torch.contiguous_format)  # safetensors needs contiguous tensors
     with _all_or_nothing(out):
         pipeline.to(dtype).save_pretrained(out)
-        return _describe(opened, adapter, out, run, merged=True)
+        return _describe(opened, adapter, out, run, "merged")
 
 
 @contextmanager
@@ -67,7 +70,7 @@ def _all_or_nothing(out: Path) -> Iterator[None]:
             raise
 
 
-def _describe(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None, *, merged: bool) -> list[str]:
+def _describe(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None, kind: ExportKind) -> list[str]:
     """Write the model card, the training config and the image grid. Returns remarks on what is left out."""
     assert opened.config is not None
     evaluation, remarks = (None, []) if run is None else read_evaluation(run, adapter, opened.step)
@@ -85,7 +88,7 @@ def _describe(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None
         adapter,
         evaluation=evaluation,
         picture=picture,
-        merged=merged,
+        kind=kind,
         history=History.read(run.history) if run is not None and run.history.exists() else None,
     )
     write_bytes(out / "README.md", card.encode())

@@ -6,6 +6,7 @@ import html
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
@@ -14,12 +15,15 @@ from marble_rl.errors import count_of
 from marble_rl.mini import embedded
 from marble_rl.models import PIPELINE
 from marble_rl.models.base import DiffusionModel
+from marble_rl.models.lora_files import LORA_FILE
 from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.history import History
 from marble_rl.runs.scores import SCORES, Scores
 
+ExportKind = Literal["merged", "diffusers", "comfyui", "kohya"]
+"""A merged pipeline, or the format of a LoRA."""
 BASE = "base"
 MARKUP = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)")
 """What Markdown would not show as it is; an underscore within a word is."""
@@ -48,20 +52,19 @@ def model_card(
     *,
     evaluation: Scores | None = None,
     picture: str | None = None,
-    merged: bool = False,
+    kind: ExportKind = "diffusers",
     history: History | None = None,
 ) -> str:
     """The text of the file. ``picture``: name of an image in the same folder."""
     name = _text(Path(config.model.path).name)
     sections = [
-        _front_matter(model, config, merged),
+        _front_matter(model, config, kind),
         f"# {name}, fine-tuned on {count_of(len(config.trained_rewards), 'reward')}",
-        f"{'The whole pipeline' if merged else f'A LoRA for {name}'}, trained with marble "
+        f"{'The whole pipeline' if kind == 'merged' else f'A LoRA for {name}'}, trained with marble "
         f"({_code(f'balance: {config.balance.type}')}, {count_of(step or 0, 'step')}, {weights} weights).",
         *([f"![before and after, same prompts and seeds]({picture})"] if picture else []),
         "## Use",
-        "Call it as it was trained, without classifier-free guidance:",
-        f"```python\n{_plain_code(model, config, merged)}```",
+        *_use(model, config, kind),
         "## Rewards",
         "\n".join(f"- {_reward(reward)}" for reward in config.rewards),
         *(["## Scores", scores_table(evaluation, weights)] if evaluation else []),
@@ -99,20 +102,32 @@ def _changes(history: History | None) -> list[str]:
     ]
 
 
-def _front_matter(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
+def _front_matter(model: DiffusionModel, config: RunConfig, kind: ExportKind) -> str:
+    merged = kind == "merged"
+    library = "diffusers" if merged else kind
     on_hub = config.model.path.count("/") == 1
     task = "text-to-video" if model.makes_videos else "text-to-image"
     facts = {
         "base_model": config.model.path if on_hub else Path(config.model.path).name,
         "base_model_relation": "finetune" if merged else "adapter",
-        "library_name": "diffusers",
+        **({"library_name": library} if library == "diffusers" else {}),
         "pipeline_tag": task,
-        "tags": [task, "diffusers", *([] if merged else ["lora"]), "reinforcement-learning", "multi-reward", "marble"],
+        "tags": [task, library, *([] if merged else ["lora"]), "reinforcement-learning", "multi-reward", "marble"],
     }
     to_do = ["# license: yours to choose; it has to go with that of the base model"]
     if not on_hub:
         to_do.append("# base_model: trained from a folder; put the hub id of the model here")
     return "\n".join(["---", yaml.safe_dump(facts, sort_keys=False).rstrip(), *to_do, "---"])
+
+
+def _use(model: DiffusionModel, config: RunConfig, kind: ExportKind) -> list[str]:
+    strength = "at strength 1. Leave classifier-free guidance off (cfg 1): the model was trained without it."
+    if kind == "comfyui":
+        return [f"Copy `{LORA_FILE}` into ComfyUI's `models/loras`, and load it with `LoraLoaderModelOnly` {strength}"]
+    if kind == "kohya":
+        return [f"`{LORA_FILE}` has the names of kohya's scripts, with alpha tensors. Load it {strength}"]
+    code = _plain_code(model, config, kind == "merged")
+    return ["Call it as it was trained, without classifier-free guidance:", f"```python\n{code}```"]
 
 
 def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
@@ -122,12 +137,18 @@ def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
     given |= {name: value for name, value in size.items() if value is not None}
     call = ", ".join(['"a prompt"', *(f"{name}={value}" for name, value in given.items())])
     sample, samples = ("video", "frames") if model.makes_videos else ("image", "images")
-    lines = [f"from diffusers import {pipeline}", ""]
-    if merged:
-        lines.append(f'pipe = {pipeline}.from_pretrained("THIS_FOLDER")')
-    else:
-        lines.append(f"pipe = {pipeline}.from_pretrained({_literal(embedded(config.model.path, PIPELINE))})")
-        lines.append('pipe.load_lora_weights("THIS_FOLDER")')
+    folder = '"THIS_FOLDER"'
+    source = folder if merged else _literal(embedded(config.model.path, PIPELINE))
+    dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
+    lines = [
+        "import torch",
+        f"from diffusers import {pipeline}",
+        "",
+        'device = "cuda" if torch.cuda.is_available() else "cpu"  # or "mps", "xpu", ...',
+        f"pipe = {pipeline}.from_pretrained({source}, dtype=torch.{dtype})",
+        "pipe.to(device)",
+        *([] if merged else [f"pipe.load_lora_weights({folder})"]),
+    ]
     return "\n".join([*lines, f"{sample} = pipe({call}).{samples}[0]"]) + "\n"
 
 

@@ -36,6 +36,7 @@ from marble_rl.runs.manifest import DamagedCheckpoint
 
 NOTED = ("text_length", "guidance")
 """Settings of the model that the note beside an exported LoRA keeps."""
+UNREADABLE = "if marble wrote it for another program, export it with --format diffusers"
 Kind = Literal["run", "LoRA", "pipeline"]
 Weights = Literal["ema", "default", "old", "base", "given"]
 """An adapter of a run; `base`: the model without adapter; `given`: the weights in the file or folder."""
@@ -135,8 +136,11 @@ def open_target(
     if kind == "LoRA":
         file = locate(Path(target), "target")
         check_layers(file, dict(model.transformer.named_parameters()), "target")
-        with hub.explained("target", str(file), "a LoRA that diffusers can load"):
+        with hub.explained("target", str(file), "a LoRA that diffusers can load", UNREADABLE):
             model.read_lora(file)
+        parts = (part for whole in (model.transformer, *model.text_encoders) for part in whole.modules())
+        if not any(isinstance(part, BaseTunerLayer) for part in parts):  # diffusers skips names that it does not know
+            raise InputError(f"target: diffusers finds no layer of {model.name} in {file}; {UNREADABLE}")
     return Opened(model, None, None, None)
 
 

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.attention import HEAD, check_backward, choose_backend, leave_norms_plain
-from marble_rl.models.lora_files import lora_metadata
+from marble_rl.models.lora_formats import LoraFormat, write_lora
 from marble_rl.models.precision import PLAIN, MemorySettings, autocast
 from marble_rl.models.quantization import quantization
-from marble_rl.storage import save_safetensors
 from marble_rl.types import Conditioning, Media
 
 if TYPE_CHECKING:
@@ -267,16 +266,9 @@ class DiffusionModel(ABC):
     def decode(self, latents: Tensor) -> Tensor:
         """Decode clean latents to images [B, H, W, 3] or videos [B, F, H, W, 3], uint8 on the CPU."""
 
-    def write_lora(self, folder: Path, adapter: str) -> None:
-        """Write an adapter for plain diffusers' ``load_lora_weights(folder)``, with the metadata for its scale."""
-        from peft import get_peft_model_state_dict
-
-        metadata = lora_metadata(self.transformer.peft_config[adapter])
-        self.diffusers_class().save_lora_weights(
-            str(folder),
-            transformer_lora_layers=get_peft_model_state_dict(self.transformer, adapter_name=adapter),
-            save_function=lambda tensors, path: save_safetensors(Path(path), tensors, metadata),
-        )
+    def write_lora(self, folder: Path, adapter: str, layout: LoraFormat = "diffusers") -> None:
+        """Write an adapter as a file that other programs read (docs/exporting.md)."""
+        write_lora(folder, self.transformer, adapter, self.pipeline_class, layout)
 
     def read_lora(self, folder: Path) -> None:
         """Attach the LoRA in ``folder`` to the transformer, for sampling only."""

@@ -55,7 +55,7 @@ class LoraPolicy:
         self._by_adapter = {name: _adapter_parameters(transformer, name) for name in ADAPTERS}
         self._flat = {name: _flattened(list(self._by_adapter[name].values())) for name in ADAPTERS}
         if initial is not None:
-            self.load_tensors(TRAINED, initial_tensors(initial, self.tensors(TRAINED)))
+            self.load_tensors(TRAINED, initial_tensors(initial, self.tensors(TRAINED), config.alpha))
         for name in (OLD, EMA):
             self.blend(name, TRAINED, 0.0)
         for layer in self._layers:

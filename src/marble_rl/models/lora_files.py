@@ -2,6 +2,9 @@
 
 The header holds rank, alpha and layers, so a file that does not fit is refused before a model is loaded. Without
 adapter metadata in the header, alpha is the rank, as in plain diffusers.
+
+marble writes alpha = rank and puts the scale, alpha / rank, into B: programs other than diffusers do not read the
+header. Files with another alpha, of older versions and of others, are read as they are.
 """
 
 from __future__ import annotations
@@ -47,20 +50,22 @@ class LoraFile:
 
 
 def check_initial_lora(config: LoraConfig) -> LoraFile | None:
-    """The LoRA that ``lora.init`` names, if any; refused if its rank or alpha differs from the config's."""
+    """The LoRA that ``lora.init`` names, if any; refused if its rank differs from the config's."""
     if config.init is None:
         return None
     file = read_lora_file(config.init, "lora.init")
-    for name, there, here in (("rank", file.rank, config.rank), ("alpha", file.alpha, config.alpha)):
-        if there != here:
-            raise InputError(
-                f"lora.init: {file.path} has {name} {there:g}, but lora.{name} is {here:g}; set lora.{name}: {there:g}"
-            )
+    if file.rank != config.rank:
+        raise InputError(
+            f"lora.init: {file.path} has rank {file.rank}, but lora.rank is {config.rank}; set lora.rank: {file.rank}"
+        )
     return file
 
 
-def initial_tensors(file: LoraFile, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a LoRA for the trained parameters ``own``; refused unless layers and shapes are the same."""
+def initial_tensors(file: LoraFile, own: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+    """The tensors of a LoRA for the trained parameters ``own``, which have ``alpha`` and the LoRA's rank.
+
+    Refused unless layers and shapes are the same.
+    """
     advice = "give the LoRA of this model, or set lora.targets to the layers that it adapts"
     for name, shape in file.shapes.items():
         if name not in own or shape != tuple(own[name].shape):
@@ -69,10 +74,19 @@ def initial_tensors(file: LoraFile, own: Mapping[str, Tensor]) -> dict[str, Tens
     for name in own:
         if name not in file.shapes:
             raise InputError(
-                f"lora.init: {file.path} is a LoRA of another model, or of other layers: it has no {_layer(name)}; "
+                f"lora.init: {file.path} is a LoRA of another model, or of other layers: it has no {layer_of(name)}; "
                 f"{advice}"
             )
-    return file.tensors()
+    return folded(file.tensors(), file.alpha / alpha)
+
+
+def folded(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The tensors of a LoRA with ``scale`` in its B, so that the product B A has it.
+
+    A power of two changes exponents only, and dividing by it later gives the same bits again. Any other scale rounds
+    each number of B once, by at most 6e-8 of it (float32).
+    """
+    return {name: value.float() * scale if name.endswith(KINDS[1]) else value for name, value in tensors.items()}
 
 
 def check_layers(file: Path, weights: Mapping[str, Tensor], key: str) -> None:
@@ -84,7 +98,7 @@ def check_layers(file: Path, weights: Mapping[str, Tensor], key: str) -> None:
     for name, shape in shapes.items():
         if not _is_plain(name) or len(shape) != 2:
             continue
-        weight = weights.get(f"{_layer(name)}.weight")
+        weight = weights.get(f"{layer_of(name)}.weight")
         side = 1 if name.endswith(KINDS[0]) else 0  # A is [rank, inputs], B is [outputs, rank]
         if weight is None or weight.shape[side] != shape[side]:
             what = "which this one does not have" if weight is None else "which has another size here"
@@ -161,19 +175,20 @@ def _is_plain(name: str) -> bool:
 
 
 def _other_model(file: Path, name: str) -> str:
-    return f"{file} is a LoRA of another model: it adapts the layer {_layer(name)}"
+    return f"{file} is a LoRA of another model: it adapts the layer {layer_of(name)}"
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
+    """The layer that a tensor belongs to, as the transformer names it."""
     return name.removeprefix(PREFIX).removesuffix(KINDS[0]).removesuffix(KINDS[1])
 
 
 def lora_metadata(config: PeftLoraConfig) -> dict[str, str]:
-    """Header of a LoRA file. Without the adapter's config plain diffusers guesses alpha, and the scale is wrong.
+    """Header of a LoRA file whose B holds the scale. Some versions of diffusers guess alpha without it.
 
     It holds only the keys that `LoraPolicy` sets: diffusers passes all of them to the reader's peft, and an older peft
     fails on keys that it does not know. Settings of the initialisation are not needed to read the weights.
     """
-    kept = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": sorted(config.target_modules)}
+    kept = {"r": config.r, "lora_alpha": config.r, "target_modules": sorted(config.target_modules)}
     prefixed = {f"transformer.{key}": value for key, value in kept.items()}
     return {"format": "pt", METADATA: json.dumps(prefixed, indent=2, sort_keys=True)}

@@ -53,5 +53,5 @@ class LoraConfig(Section):
     """Module names to adapt; null takes the model family's attention projections."""
     init: FilePath | None = None
     """LoRA to start from: a file or folder that diffusers' `save_lora_weights` wrote, such as the `lora/` of a run.
-    Rank, alpha and layers must be the same. The KL term still pulls towards the model without adapter. Relative to the
-    config file."""
+    Rank and layers must be the same; another alpha is converted. The KL term still pulls towards the model without
+    adapter. Relative to the config file."""
