@@ -71,3 +71,13 @@ def test_a_cache_of_scores_is_no_longer_a_setting(tmp_path: Path) -> None:
 def test_what_is_gone_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         loaded(tmp_path, {**SAVED, **changes})
+
+
+def test_the_credit_of_geneval_was_its_score(tmp_path: Path) -> None:
+    old = {"type": "geneval", "params": {"score": "partial", "detector": "mini"}}
+    frames = {"name": "video", "type": "frames", "params": {"reward": old}, "held_out": True}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**base_config(tmp_path), "rewards": [{**old, "name": "objects"}, frames]}))
+    objects, video = load_config(config).rewards
+    assert objects.params == {"credit": "partial", "detector": "mini"}
+    assert video.params["reward"]["params"] == objects.params

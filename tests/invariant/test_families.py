@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from marble_rl import load_config
 from marble_rl.balancing.marble import MarbleSettings
 from marble_rl.config.run import AdvantagesConfig, EvaluationConfig, OptimizerConfig
 from marble_rl.inference.opening import open_target
-from marble_rl.losses.nft import NftSettings
+from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.models.settings import LoraConfig
 from marble_rl.rollout.settings import RolloutConfig
+from marble_rl.training.batch import training_batch
+from marble_rl.types import Conditioning, Group, Prompt, Rollout
 from runs import marble, metrics, train
 from tools.tiny import BUILDERS
 
@@ -58,6 +61,7 @@ def test_train_evaluate_export_and_plain_diffusers(name: str, tmp_path: Path) ->
     smaller = {
         "model.path": folder,
         "model.text_length": case.family.text_length,
+        "model.dtype": "float32",
         "lora.rank": 2,
         "lora.alpha": 6,
         "rewards": case.rewards,
@@ -112,7 +116,10 @@ def test_the_paper_s_recipe_has_the_paper_s_settings() -> None:
     assert config.rollout == RolloutConfig(**size)
     assert (config.rollout.groups, config.rollout.group_size, config.rollout.steps) == (48, 24, 25)
     assert config.lora == LoraConfig(rank=32, alpha=64)
-    assert config.loss == NftSettings(beta=0.1, adv_clip=5, kl_weight=1e-4, timestep_fraction=0.99)
+    assert config.loss == NftSettings(
+        beta=0.1, adv_clip=5, kl_weight=1e-4, timestep_fraction=1, timesteps_per_sample=24
+    )
+    assert (config.model.text_length, config.model.dtype, config.model.vae_dtype) == (128, "float16", "float32")
     assert config.advantages == AdvantagesConfig(std="group")
     assert config.balance == MarbleSettings(refresh_every=10, ema_decay=0.7, uniform_after=900)
     assert config.optimizer == OptimizerConfig(
@@ -121,7 +128,53 @@ def test_the_paper_s_recipe_has_the_paper_s_settings() -> None:
     assert (config.evaluation.steps, config.evaluation.solver) == (40, "euler")
     assert config.evaluation == EvaluationConfig(batch_size=config.evaluation.batch_size)
     assert config.trained_rewards == ("clipscore", "pickscore", "hpsv2", "ocr", "geneval")
-    assert [reward.name for reward in config.rewards if reward.held_out] == ["imagereward", "aesthetic"]
+    held_out = [reward.name for reward in config.rewards if reward.held_out]
+    assert held_out == ["geneval_strict", "imagereward", "aesthetic"]
+
+
+@pytest.mark.parametrize("recipe", ["sd35-medium", "sd35-medium-24gb", "flux-dev", "qwen-image"])
+def test_near_misses_are_trained_on_and_geneval_s_own_score_is_evaluated(recipe: str) -> None:
+    rewards = {reward.name: reward for reward in load_config(CONFIGS / f"{recipe}.yaml").rewards}
+    trained, evaluated = rewards["geneval"], rewards["geneval_strict"]
+    assert (trained.held_out, evaluated.held_out) == (False, True)
+    assert trained.params == {**evaluated.params, "credit": "dense"}
+
+
+def test_the_paper_s_recipe_leaves_a_random_timestep_out_of_each_image() -> None:
+    config = load_config(CONFIGS / "sd35-medium.yaml")
+    sigmas = torch.linspace(1, 0, config.rollout.steps + 1)
+    groups = tuple(Group(slot, Prompt(slot, "x", "s"), update=0, half=slot) for slot in range(2))
+    rollout = Rollout(groups, groups, 24, torch.zeros(48, 1), torch.zeros(48, 1), Conditioning(), sigmas)
+    trained = training_batch(rollout, 0, Nft(config.loss), seed=0, step=0).sigmas
+    missing = [set(sigmas[:-1].tolist()) - set(levels) for levels in trained.tolist()]
+    assert trained.shape == (48, 24)
+    assert all(len(left_out) == 1 for left_out in missing)
+    assert len(set().union(*missing)) > 12
+
+
+THEIRS = {
+    "model": "path text_length",
+    "lora": "rank alpha",
+    "rollout": "groups group_size steps solver height width old_policy",
+    "advantages": "std",
+    "loss": "beta adv_clip kl_weight timestep_fraction timesteps_per_sample",
+    "balance": "type refresh_every ema_decay",
+    "optimizer": "lr betas weight_decay grad_clip ema_decay",
+    "trainer": "",
+    "evaluation": "steps solver",
+    "logging": "",
+}
+"""Settings of the paper, or of DiffusionNFT's code where the paper is silent"""
+
+
+def test_every_line_of_the_paper_s_recipe_is_theirs_or_marked() -> None:
+    text = (CONFIGS / "sd35-medium.yaml").read_text()
+    sections = dict(re.findall(r"^(\w+):.*\n((?:  .*\n)+)", text, re.MULTILINE))
+    for section in ("prompts", "rewards"):
+        assert "[ours]" in sections.pop(section)
+    lines = {section: re.findall(r"^  (\w+): (.*)", body, re.MULTILINE) for section, body in sections.items()}
+    unmarked = {section: [key for key, rest in found if "[ours]" not in rest] for section, found in lines.items()}
+    assert unmarked == {section: keys.split() for section, keys in THEIRS.items()}
 
 
 RECIPES = [*(case.recipe for case in CASES.values()), "sd35-medium-24gb"]

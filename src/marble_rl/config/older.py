@@ -13,16 +13,27 @@ REFRESH_KEYS = ("refresh_every", "ema_decay", "gradients", "probe_weights")
 def upgraded(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree of a config, with the settings that this version reads."""
     rewards = tree.get("rewards")
-    if isinstance(rewards, list):  # 0.1 kept scores of repeated batches, which changed no result
-        tree = {**tree, "rewards": [_without_cache(entry) for entry in rewards]}
+    if isinstance(rewards, list):
+        tree = {**tree, "rewards": [_reward(entry) for entry in rewards]}
     balance = tree.get("balance")
     if not isinstance(balance, dict) or balance.get("type", "marble") != "marble":
         return tree
     return {**tree, "balance": _marble(balance)}
 
 
-def _without_cache(reward: Any) -> Any:
-    return {key: value for key, value in reward.items() if key != "cache"} if isinstance(reward, dict) else reward
+def _reward(reward: Any) -> Any:
+    """0.1 kept scores of repeated batches (`cache`), which changed no result; `credit` of geneval was `score`."""
+    if not isinstance(reward, dict):
+        return reward
+    reward = {key: value for key, value in reward.items() if key != "cache"}
+    params = reward.get("params")
+    if not isinstance(params, dict):
+        return reward
+    if reward.get("type") == "geneval" and "score" in params and "credit" not in params:
+        params = {"credit" if key == "score" else key: value for key, value in params.items()}
+    if "reward" in params:  # of `frames`
+        params = {**params, "reward": _reward(params["reward"])}
+    return {**reward, "params": params}
 
 
 def _marble(balance: dict[str, Any]) -> dict[str, Any]:

@@ -286,7 +286,8 @@ class DiffusionModel(ABC):
 
 
 CACHE_BYTES = 4 << 30
-"""Limit for prompt embeddings in memory: about 800 prompts of SD3.5, which take 5 MB each."""
+"""Limit for prompt embeddings in memory: about 1,500 prompts of SD3.5, which take 2.7 MB each in bfloat16: 77 tokens of
+CLIP and 256 of T5, 4096 numbers each."""
 
 
 class PromptCache:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,11 @@ from PIL import Image, ImageDraw
 from marble_rl.errors import InputError
 from marble_rl.mini.shapes import PAINT, SHAPES, SIZE
 from marble_rl.prompts import read_prompt_file
-from marble_rl.rewards.builtin.geneval import Detection, GenEval, relations, share_met
+from marble_rl.rewards.builtin.geneval import Detection, GenEval, dense_credit, relations, share_met
 from marble_rl.rewards.builtin.mini_detector import MiniDetector
 from marble_rl.rewards.core.base import Images, RewardBatch
 from marble_rl.rewards.core.registry import build_rewards
+from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Prompt
 from tools.mini.flaws import blurred, crooked, erased
@@ -122,18 +125,18 @@ class Found:
         return self.objects
 
 
-def scores(score: str, objects: Sequence[list[Detection]], wanted: Sequence[dict[str, Any]]) -> list[float]:
-    reward = GenEval(score=score)
+def scores(credit: str, objects: Sequence[list[Detection]], wanted: Sequence[dict[str, Any]]) -> list[float]:
+    reward = GenEval(credit=credit)
     reward.detector = Found(objects)
     prompts = [Prompt(i, "x", "s", metadata) for i, metadata in enumerate(wanted)]
     return list(reward.score(RewardBatch(np.zeros((len(prompts), 8, 8, 3), dtype=np.uint8), prompts)))
 
 
-@pytest.mark.parametrize("score", ["strict", "partial"])
-def test_what_was_asked_for_gets_1(score: str) -> None:
-    assert scores(score, list(RIGHT.values()), [WANTED[task] for task in RIGHT]) == [1] * 6
+@pytest.mark.parametrize("credit", ["strict", "partial", "dense"])
+def test_what_was_asked_for_gets_1(credit: str) -> None:
+    assert scores(credit, list(RIGHT.values()), [WANTED[task] for task in RIGHT]) == [1] * 6
     bystander = thing("green", "cone", 50, 50)
-    assert scores(score, [[bystander, *objects[::-1]] for objects in RIGHT.values()], list(WANTED.values())) == [1] * 6
+    assert scores(credit, [[bystander, *objects[::-1]] for objects in RIGHT.values()], list(WANTED.values())) == [1] * 6
 
 
 @pytest.mark.parametrize(("task", "objects", "share"), WRONG)
@@ -141,6 +144,114 @@ def test_one_thing_wrong_gets_0_or_the_share_before_it(task: str, objects: list[
     assert scores("strict", [objects], [WANTED[task]]) == [0]
     assert scores("partial", [objects], [WANTED[task]]) == pytest.approx([share])
     assert share_met(objects[::-1], WANTED[task]) == pytest.approx(share)
+
+
+def stars(count: int) -> list[Detection]:
+    return [thing("red", "star", 15, 5 + 8 * i) for i in range(count)]
+
+
+DENSE: list[tuple[str, list[Detection], list[float]]] = [
+    ("single_object", [], [0]),
+    ("single_object", [BLOCK], [0]),
+    ("single_object", stars(2), [0]),
+    ("single_object", stars(4), [-2]),
+    ("two_object", [], [0, 0]),
+    ("two_object", [STAR], [1, 0]),
+    ("two_object", [*stars(3), BLOCK], [-1, 1]),
+    # two red marbles: their number, then how many of them are red
+    ("counting", [], [0, 0]),
+    ("counting", MARBLES[:1], [1 / 2, 0]),
+    ("counting", MARBLES, [1 / 2, 0]),
+    ("counting", [*MARBLES, *MARBLES], [-1, 0]),
+    ("counting", [MARBLES[0], painted(MARBLES[1], "blue")], [1, 1 / 2]),
+    ("counting", [painted(marble, "blue") for marble in MARBLES[:2]], [1, 0]),
+    ("colors", [BLOCK], [0, 0]),
+    ("colors", [painted(STAR, "green")], [1, 0]),
+    ("colors", [STAR, EXTRA_STAR], [0, 0]),
+    # a blue block, then a red star left of it
+    ("position", [], [0, 0, 0, 0]),
+    ("position", [BLOCK], [1, 1, 0, 0]),
+    ("position", [STAR], [0, 0, 1, 1, 0]),
+    ("position", [STAR, painted(BLOCK, "red")], [1, 0, 1, 1, 0]),
+    ("position", [painted(STAR, "blue"), BLOCK], [1, 1, 1, 0]),
+    ("position", [moved(STAR, 55, 30), moved(BLOCK, 15, 30)], [1, 1, 1, 1, 0, 1]),
+    ("position", [STAR, EXTRA_STAR, BLOCK], [1, 1, 0, 0]),
+    ("position", [STAR, BLOCK, EXTRA_BLOCK], [0, 0, 1, 1, 0]),
+    ("color_attr", [BLOCK], [0, 0, 1, 1]),
+    ("color_attr", [painted(STAR, "blue"), painted(BLOCK, "red")], [1, 0, 1, 0]),
+    ("color_attr", [STAR, painted(BLOCK, "red")], [1, 1, 1, 0]),
+    ("color_attr", [*stars(3), BLOCK], [-1, 0, 1, 1]),
+]
+"""By hand: what each requirement of the task earns."""
+
+
+@pytest.mark.parametrize(("task", "objects", "earned"), DENSE)
+def test_dense_credit_is_the_mean_of_what_each_requirement_earns(
+    task: str, objects: list[Detection], earned: list[float]
+) -> None:
+    assert scores("dense", [objects], [WANTED[task]]) == [sum(earned) / len(earned)]
+    assert scores("strict", [objects], [WANTED[task]]) == [0]
+
+
+def test_all_six_tasks_have_a_dense_credit_by_hand() -> None:
+    assert {task for task, _, _ in DENSE} == set(WANTED)
+
+
+def dense_by_cases(objects: Sequence[Detection], include: Sequence[dict[str, Any]], last: int) -> tuple[Any, bool]:
+    """What the entry ``last`` earns, as a Counter of Fractions, and whether it is met: every case written out."""
+    wanted = include[last]
+    found = [o for o in objects if o.name == wanted["class"]]
+    many = Fraction(len(found), wanted["count"])
+    number = 2 - many if many > 1 else many
+    right = sum(o.colour == wanted.get("color", o.colour) for o in found)
+    match (many == 1, "color" in wanted, "position" in wanted):
+        case (False, False, False):
+            return Counter({number: 1}), False
+        case (False, _, _):
+            return Counter([number, Fraction(0)]), False
+        case (True, False, False):
+            return Counter({Fraction(1): 1}), True
+        case (True, True, False):
+            return Counter([Fraction(1), Fraction(right, len(found))]), right == len(found)
+        case (True, True, True) if right < len(found):
+            return Counter([Fraction(1), Fraction(right, len(found))]), False
+    earned = Counter({Fraction(1): 1 + ("color" in wanted)})
+    relation, other = wanted["position"]
+    if not dense_by_cases(objects, include, other)[1]:
+        return earned + Counter({Fraction(0): 1}), False
+    targets = [o for o in objects if o.name == include[other]["class"]]
+    if all(relation in relations(o, target) for o in found for target in targets):
+        return earned + Counter({Fraction(1): 1}), True
+    return earned + Counter([Fraction(0), Fraction(1)]), False
+
+
+def test_dense_credit_is_that_of_the_cases_written_out() -> None:
+    dice = random.Random(0)
+
+    def drawn(name: str) -> Detection:
+        return thing(dice.choice(("red", "red", "blue")), name, dice.randrange(60), dice.randrange(60))
+
+    for _ in range(3000):
+        objects = [drawn(name) for name in ("star", "block") for _ in range(dice.randrange(4))]
+        include = [one(name, dice.choice((None, "red")), dice.randint(1, 2)) for name in ("star", "block", "star")]
+        for entry in include[1:]:
+            if dice.random() < 0.7:
+                entry["position"] = [dice.choice(sorted(OPPOSITE)), 0]
+        earned = [share for i in range(len(include)) for share in dense_by_cases(objects, include, i)[0].elements()]
+        assert dense_credit(objects, {"include": include}) == pytest.approx(float(sum(earned) / len(earned)))
+
+
+def test_dense_credit_may_be_negative() -> None:
+    assert GenEval().traits.range == (0, 1)
+    assert GenEval(credit="dense").traits.range == (-math.inf, 1)
+    config = RewardConfig(type="geneval", name="objects", params={"credit": "dense"})
+    rewards = build_rewards([config])
+    reward = rewards["objects"]
+    assert isinstance(reward, GenEval)
+    reward.detector = Found([stars(4)])
+    images = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
+    prompt = Prompt(0, "x", "s", WANTED["single_object"])
+    assert Scorer([config], rewards).score(["objects"], images, [prompt], 1).values.tolist() == [[-2]]
 
 
 @pytest.mark.parametrize(
@@ -156,10 +267,11 @@ def test_each_relation_holds_where_it_should(relation: str, x: float, y: float) 
 def test_a_position_holds_for_every_pair() -> None:
     wanted = {"include": [one("block", count=2), one("star", count=2, position=["above", 0])]}
     blocks = [thing("blue", "block", x, 45) for x in (20, 40)]
-    stars = [thing("red", "star", x, 10) for x in (20, 40)]
-    assert share_met([*blocks, *stars], wanted) == 1
-    assert share_met([*blocks, stars[0], moved(stars[1], 40, 60)], wanted) == pytest.approx(2 / 3)
-    assert share_met([blocks[0], moved(blocks[1], 40, 5), *stars], wanted) == pytest.approx(2 / 3)
+    left, right = (thing("red", "star", x, 10) for x in (20, 40))
+    assert share_met([*blocks, left, right], wanted) == dense_credit([*blocks, left, right], wanted) == 1
+    for objects in ([*blocks, left, moved(right, 40, 60)], [blocks[0], moved(blocks[1], 40, 5), left, right]):
+        assert share_met(objects, wanted) == pytest.approx(2 / 3)
+        assert dense_credit(objects, wanted) == pytest.approx((1 + 1 + 0 + 1) / 4)
 
 
 def test_a_position_can_refer_to_any_earlier_object() -> None:
@@ -270,10 +382,10 @@ def test_objects_side_by_side_are_not_above_each_other() -> None:
         ({"detector": "yolo"}, r"detector: .*yolo"),
         ({"detector": "no_such_package:Detector"}, r"detector: .*no_such_package"),
         ({"detector": "marble_rl.rewards.builtin.mini_detector:NoSuch"}, r"detector: .*NoSuch"),
-        ({"score": "lenient"}, r"score: .*strict.*lenient"),
+        ({"credit": "lenient"}, r"credit: .*strict.*lenient"),
     ],
 )
-def test_an_unknown_detector_or_score_is_refused_by_name(params: dict[str, str], message: str) -> None:
+def test_an_unknown_detector_or_credit_is_refused_by_name(params: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=r"\(objects\)\.params\." + message):
         build_rewards([RewardConfig(type="geneval", name="objects", params=params)])
 

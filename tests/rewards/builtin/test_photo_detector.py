@@ -285,7 +285,7 @@ def test_what_is_found_does_not_depend_on_the_batch(folder: Path, images: Images
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reward_does_not_depend_on_the_batch(folder: Path, images: Images, kind: str) -> None:
-    params = {"model": str(folder / kind), "colour_model": str(folder / "clip"), "threshold": 0.05, "score": "partial"}
+    params = {"model": str(folder / kind), "colour_model": str(folder / "clip"), "threshold": 0.05, "credit": "partial"}
     names = ("cat", "dog", "computer mouse", "couch", "cat")
     wanted = [{"include": [{"class": n, "count": 1, "color": c}]} for n, c in zip(names, COLOURS, strict=False)]
     batch = RewardBatch(images, [Prompt(i, "x", "s", metadata) for i, metadata in enumerate(wanted)])
@@ -472,7 +472,7 @@ Thing = tuple[str, str, float, float, float]
 """Name, colour, centre, confidence."""
 
 
-def scores_of(scenes: Sequence[list[Thing]], wanted: Sequence[dict[str, Any]], score: str) -> list[float]:
+def scores_of(scenes: Sequence[list[Thing]], wanted: Sequence[dict[str, Any]], credit: str) -> list[float]:
     images = np.full((len(scenes), SIZE, SIZE, 3), 240, dtype=np.uint8)
     found = []
     for image, things in zip(images, scenes, strict=True):
@@ -481,7 +481,7 @@ def scores_of(scenes: Sequence[list[Thing]], wanted: Sequence[dict[str, Any]], s
             left, top = int(x) - 6, int(y) - 6
             image[top : top + 12, left : left + 12] = PAINT[colour]
             found[-1].append(Detection(name, "", (left, top, left + 12, top + 12), confidence, np.ones((12, 12), bool)))
-    reward = GenEval(detector="photo", score=score)
+    reward = GenEval(detector="photo", credit=credit)
     assert isinstance(reward.detector, PhotoDetector)
     reward.detector._finder, reward.detector._colours = GivenFinder(found), PaintNamer()
     prompts = [Prompt(i, "x", "s", metadata) for i, metadata in enumerate(wanted)]
@@ -502,37 +502,39 @@ WANTED: dict[str, dict[str, Any]] = {
 }
 """As in GenEval's evaluation_metadata.jsonl."""
 CLOCKS: list[Thing] = [("clock", "red", x, 30, 0.95) for x in (10, 30, 50)]
-TASKS: list[tuple[str, list[Thing], float]] = [
-    ("single_object", [("bench", "red", 30, 30, 0.31)], 1),
-    ("single_object", [("bench", "red", 30, 30, 0.29)], 0),
-    ("single_object", [("bench", "red", 10, 30, 0.8), ("bench", "red", 50, 30, 0.8)], 1),
-    ("two_object", [("bench", "red", 10, 30, 0.8), ("tv remote", "blue", 50, 30, 0.5)], 1),
-    ("two_object", [("bench", "red", 10, 30, 0.8), ("cell phone", "blue", 50, 30, 0.9)], 1 / 2),
-    ("two_object", [("tv remote", "blue", 50, 30, 0.9)], 0),
-    ("counting", CLOCKS[:2], 1),
-    ("counting", [*CLOCKS[:2], ("clock", "red", 50, 30, 0.89)], 1),
-    ("counting", CLOCKS, 1 / 2),
-    ("counting", [CLOCKS[0], ("clock", "red", 50, 30, 0.89)], 0),
-    ("colors", [("car", "red", 30, 30, 0.5)], 1),
-    ("colors", [("car", "red", 10, 30, 0.9), ("car", "blue", 50, 30, 0.5)], 1),
-    ("colors", [("car", "red", 10, 30, 0.5), ("car", "blue", 50, 30, 0.9)], 1 / 2),
-    ("colors", [("bus", "red", 10, 30, 0.5)], 0),
-    ("position", [("kite", "red", 30, 50, 0.5), ("dog", "red", 30, 10, 0.5)], 1),
-    ("position", [("kite", "red", 30, 10, 0.5), ("dog", "red", 30, 50, 0.5)], 2 / 3),
-    ("position", [("kite", "red", 10, 30, 0.5), ("dog", "red", 50, 30, 0.5)], 2 / 3),
-    ("position", [("dog", "red", 30, 10, 0.5)], 0),
-    ("position", [("kite", "red", 30, 50, 0.5)], 1 / 3),
-    ("color_attr", [("bus", "green", 10, 30, 0.5), ("apple", "black", 50, 30, 0.5)], 1),
-    ("color_attr", [("bus", "black", 10, 30, 0.5), ("apple", "green", 50, 30, 0.5)], 1 / 4),
-    ("color_attr", [("bus", "green", 10, 30, 0.5), ("apple", "green", 50, 30, 0.5)], 3 / 4),
-    ("color_attr", [("bus", "green", 10, 30, 0.5)], 2 / 4),
+TASKS: list[tuple[str, list[Thing], float, float]] = [
+    ("single_object", [("bench", "red", 30, 30, 0.31)], 1, 1),
+    ("single_object", [("bench", "red", 30, 30, 0.29)], 0, 0),
+    ("single_object", [("bench", "red", 10, 30, 0.8), ("bench", "red", 50, 30, 0.8)], 1, 0),
+    ("two_object", [("bench", "red", 10, 30, 0.8), ("tv remote", "blue", 50, 30, 0.5)], 1, 1),
+    ("two_object", [("bench", "red", 10, 30, 0.8), ("cell phone", "blue", 50, 30, 0.9)], 1 / 2, (1 + 0) / 2),
+    ("two_object", [("tv remote", "blue", 50, 30, 0.9)], 0, (0 + 1) / 2),
+    ("counting", CLOCKS[:2], 1, 1),
+    ("counting", [*CLOCKS[:2], ("clock", "red", 50, 30, 0.89)], 1, 1),
+    ("counting", CLOCKS, 1 / 2, 1 / 2),
+    ("counting", [CLOCKS[0], ("clock", "red", 50, 30, 0.89)], 0, 1 / 2),
+    ("colors", [("car", "red", 30, 30, 0.5)], 1, 1),
+    ("colors", [("car", "red", 10, 30, 0.9), ("car", "blue", 50, 30, 0.5)], 1, (0 + 0) / 2),
+    ("colors", [("car", "red", 10, 30, 0.5), ("car", "blue", 50, 30, 0.9)], 1 / 2, (0 + 0) / 2),
+    ("colors", [("bus", "red", 10, 30, 0.5)], 0, 0),
+    ("position", [("kite", "red", 30, 50, 0.5), ("dog", "red", 30, 10, 0.5)], 1, 1),
+    ("position", [("kite", "red", 30, 10, 0.5), ("dog", "red", 30, 50, 0.5)], 2 / 3, (1 + 1 + 0 + 1) / 4),
+    ("position", [("kite", "red", 10, 30, 0.5), ("dog", "red", 50, 30, 0.5)], 2 / 3, (1 + 1 + 0 + 1) / 4),
+    ("position", [("dog", "red", 30, 10, 0.5)], 0, (0 + 1 + 0) / 3),
+    ("position", [("kite", "red", 30, 50, 0.5)], 1 / 3, (1 + 0 + 0) / 3),
+    ("color_attr", [("bus", "green", 10, 30, 0.5), ("apple", "black", 50, 30, 0.5)], 1, 1),
+    ("color_attr", [("bus", "black", 10, 30, 0.5), ("apple", "green", 50, 30, 0.5)], 1 / 4, (1 + 0 + 1 + 0) / 4),
+    ("color_attr", [("bus", "green", 10, 30, 0.5), ("apple", "green", 50, 30, 0.5)], 3 / 4, (1 + 1 + 1 + 0) / 4),
+    ("color_attr", [("bus", "green", 10, 30, 0.5)], 2 / 4, (1 + 1 + 0 + 0) / 4),
 ]
+"""The task, what is there, the partial credit, the dense credit."""
 
 
 def test_the_six_tasks_right_and_wrong() -> None:
-    wanted = [{"tag": task, **WANTED[task]} for task, _, _ in TASKS]
-    scenes = [things for _, things, _ in TASKS]
-    shares = [share for _, _, share in TASKS]
+    wanted = [{"tag": task, **WANTED[task]} for task, _, _, _ in TASKS]
+    scenes = [things for _, things, _, _ in TASKS]
+    shares = [share for _, _, share, _ in TASKS]
+    assert scores_of(scenes, wanted, "dense") == pytest.approx([dense for _, _, _, dense in TASKS])
     assert scores_of(scenes, wanted, "partial") == pytest.approx(shares)
     assert scores_of(scenes, wanted, "strict") == [float(share == 1) for share in shares]
     assert scores_of(scenes[::-1], wanted[::-1], "partial") == pytest.approx(shares[::-1])
@@ -578,9 +580,9 @@ def test_what_cannot_be_found_is_an_error_not_a_0(asked: dict[str, Any], message
     [
         (
             {"detector": "photo", "modle": "x"},
-            r"modle: unknown key 'modle'.*Did you mean 'model'.*Valid: .*detector, score",
+            r"modle: unknown key 'modle'.*Did you mean 'model'.*Valid: .*detector, credit",
         ),
-        ({"detector": "mini", "model": "x"}, r"model: unknown key 'model'\. .*Valid: detector, score$"),
+        ({"detector": "mini", "model": "x"}, r"model: unknown key 'model'\. .*Valid: detector, credit$"),
         ({"detector": "photo", "threshold": 30}, r"threshold: .*less than or equal to 1, got 30"),
         ({"detector": "photo", "counting_threshold": -1}, r"counting_threshold: .*got -1"),
         ({"detector": "photo", "batch_size": 0}, r"batch_size: .*greater than 0, got 0"),
@@ -600,7 +602,7 @@ class AnySettings(GivenFinder):
 
 
 def test_a_detector_of_ones_own_gets_its_settings() -> None:
-    reward = GenEval(detector=f"{__name__}:AnySettings", score="partial", sharpness=3)
+    reward = GenEval(detector=f"{__name__}:AnySettings", credit="partial", sharpness=3)
     assert isinstance(reward.detector, AnySettings)
     assert reward.detector.settings == {"sharpness": 3}
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from marble_rl.devices import resident
+from marble_rl.rewards.builtin.geneval import Detection
+from marble_rl.rewards.core.base import Images
 from marble_rl.rewards.core.check_command import RewardCheck, check_reward
 from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
@@ -55,3 +57,19 @@ def test_ctrl_c_ends_the_check(ctrl_c: Callable[[float], None]) -> None:
     ctrl_c(0.3)
     with pytest.raises(KeyboardInterrupt):
         checked(RewardConfig(type="rewards_for_tests:slow", name="r", params={"seconds": 30}))
+
+
+class SeesNothing:
+    def load(self, device: torch.device) -> None:
+        return None
+
+    def detect(self, images: Images) -> list[list[Detection]]:
+        return [[] for _ in images]
+
+
+@pytest.mark.parametrize("credit", ["strict", "dense"])
+def test_nothing_found_is_no_error_also_where_scores_may_be_negative(credit: str) -> None:
+    params = {"detector": f"{__name__}:SeesNothing", "credit": credit}
+    found = checked(RewardConfig(type="geneval", name="objects", params=params))
+    assert found.error is None
+    assert "gave 0 to 6 different pictures" in str(found.warning)

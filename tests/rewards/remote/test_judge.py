@@ -33,6 +33,7 @@ from chat_servers import (
     sends,
     stops_halfway,
 )
+from marble_rl.config import load_scoring_config
 from marble_rl.errors import InputError, RewardFailed
 from marble_rl.rewards.core.base import RewardBatch
 from marble_rl.rewards.core.registry import build_rewards
@@ -123,6 +124,13 @@ def test_fields_may_be_added_and_left_out(server: ChatStub) -> None:
         ("cup (object): 1\nFinal Score:3.62", 3.62),
         ("Final Score: 2? No. Final Score: 5.", 5.0),
         ("Final Score: 4/5", 4.0),
+        ("a cup (object): 1\nred (attribute): 0\nFinal Score: 2.4\n", 2.4),
+        ("**Final Score:** 4.5", 4.5),
+        ("**Final Score: 3**", 3.0),
+        ("**Final Score**: 3.5", 3.5),
+        ("### final score:\n4", 4.0),
+        ("Final Score (1-5): 2", 2.0),
+        ("Final Score: [5]", 5.0),
     ],
 )
 def test_the_last_score_of_a_reply_counts(server: ChatStub, text: str, score: float) -> None:
@@ -169,6 +177,54 @@ def test_what_cannot_be_used_is_tried_again_then_an_error(
     server.replies = [reply, reply, says("Final Score: 2")]
     server.requests.clear()
     assert judge(server.url, retries=2).score(batch(1)) == [2.0]
+
+
+@pytest.mark.parametrize("reply", [says("A fine picture."), says("Final Score: 10"), says("Final Score: 4", "length")])
+def test_after_a_reply_that_is_not_understood_it_asks_more_strictly(server: ChatStub, reply: Reply) -> None:
+    server.replies = [reply, sends(500, "broken"), reply, says("Final Score: 2")]
+    assert judge(server.url).score(batch(1)) == [2.0]
+    first, *others = map(question, server.requests)
+    assert "nothing else" not in first
+    line = "Answer with one line and nothing else: Final Score: N, where N is a number from 1 to 5."
+    assert others == [f"{first}\n{line}"] * 3
+    assert all((picture(body) == 0).all() for body in server.requests)
+
+
+def test_a_broken_server_and_other_pictures_are_not_asked_more_strictly(server: ChatStub) -> None:
+    def confused_by_the_second(handler: Handler, body: dict[str, Any]) -> None:
+        unclear = picture(body)[0, 0, 0] == 1 and "nothing else" not in question(body)
+        handler.send(200, completion("Hm." if unclear else "Final Score: 3"))
+
+    server.replies = [sends(500, "broken"), confused_by_the_second]
+    reward = judge(server.url, concurrency=1)
+    assert reward.score(batch(3)) == [3.0] * 3
+    assert ["nothing else" in question(body) for body in server.requests] == [False, False, False, True, False]
+    assert reward.repeats == 2
+
+
+def test_a_judge_of_ones_own_insists_in_its_own_words(server: ChatStub) -> None:
+    server.replies = [says("Hm."), says("Score: 7")]
+    ask = {"url": server.url, "model": "eye", "prompt": "How good?", "pattern": r"Score: (\d+)", "backoff": 0.001}
+    assert Judge(**ask).score(batch(1)) == [7.0]
+    assert question(server.requests[1]).startswith("How good?\nAnswer in exactly the form that is asked for above")
+    server.requests.clear()
+    assert Judge(**ask, insist="A number!").score(batch(1)) == [7.0]
+    assert list(map(question, server.requests)) == ["How good?", "How good?\nA number!"]
+
+
+def test_the_question_may_be_in_a_file(server: ChatStub, tmp_path: Path) -> None:
+    (tmp_path / "question.txt").write_bytes("\ufeffHow good?\r\nCaption: [{prompt}] \u00fc\n".encode())
+    tree = {
+        "name": "eye",
+        "type": "unifiedreward",
+        "params": {"url": server.url, "model": "eye", "question_file": "question.txt"},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"rewards": [tree]}))
+    (config,) = load_scoring_config(tmp_path / "config.yaml").rewards
+    assert config.params["question_file"] == str(tmp_path / "question.txt")
+    reward = build_rewards([config])["eye"]
+    assert reward.score(batch(1, "a red cup")) == [3.0]
+    assert question(server.requests[0]) == "How good?\nCaption: [a red cup] ü"
 
 
 @pytest.mark.parametrize("text", ["Score: NaN", "Score: inf", "Score: -1e999", "Score: lots"])
@@ -315,7 +371,9 @@ def test_a_server_that_comes_up_late_is_waited_for(server: ChatStub) -> None:
     judge(server.url, retries=2).load(CPU)
 
 
-def test_the_examples_in_the_docs() -> None:
+def test_the_examples_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("unifiedreward.txt").write_text("How good is {prompt}?")
     page = (Path(__file__).parents[3] / "docs" / "rewards" / "judge.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     rewards = [RewardConfig(**entry) for example in examples for entry in yaml.safe_load(example)["rewards"]]

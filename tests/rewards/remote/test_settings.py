@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +113,39 @@ def test_a_key_in_the_config_is_refused_and_not_repeated(name: str, value: Any) 
 def test_a_question_may_be_about_the_picture_alone() -> None:
     params = {**JUDGE, "prompt": 'How sharp? Answer {"score": 3}.'}
     assert list(build_rewards([RewardConfig(type="judge", name="far", params=params)])) == ["far"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        ("a folder", "Is a directory"),
+        (b"", "it holds no {prompt}"),
+        (b"How good is it?", "it holds no {prompt}"),
+        (b"How good is {promt}?", "it holds no {prompt}"),
+        (rb"How good?\nCaption: {prompt}", "a backslash and an n"),
+        (b"\xff\xfeH\x00o\x00w\x00", "can't decode byte 0xff"),
+        (b"{prompt}" + 100_000 * b" ", "at most 100,000 are read"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["judge", "unifiedreward"])
+def test_a_bad_question_file_is_named_with_the_fix(
+    kind: str, content: bytes | str | None, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "question.txt"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content:
+        file.mkdir()
+    message = refusal(kind, {**{key: JUDGE[key] for key in ("url", "model", "pattern")}, "question_file": str(file)})
+    assert message.startswith(f"rewards.0 (far).params.question_file: {str(file)!r} cannot be used (")
+    assert says in message
+    assert message.endswith("and {prompt} where the picture's prompt belongs")
+
+
+@pytest.mark.parametrize("kind", ["judge", "unifiedreward"])
+def test_there_is_one_question(kind: str) -> None:
+    message = refusal(kind, {**JUDGE, "question_file": "question.txt"})
+    assert "params.prompt: the question is also in question_file, 'question.txt'; remove one of the two" in message
+    message = refusal(kind, {**JUDGE, "prompt": None})
+    assert "params.prompt: is missing; add it, or name a file with the question in question_file" in message

@@ -8,6 +8,9 @@ A detector says what is in the picture; the rules compare that with the prompt's
 
 `include` wants at least `count` objects of a class, of a colour, beside the objects of the entry with that number.
 `exclude` forbids `count` or more.
+
+What a picture earns is GenEval's own 0 or 1 (`strict`), or one of two rewards that tell near misses apart: `partial`
+is ours, `dense` is the one that flow_grpo and DiffusionNFT train on.
 """
 
 from __future__ import annotations
@@ -100,7 +103,7 @@ def _side_by_side(first: type[Section], second: type[Section]) -> type[Section]:
 
 
 class GenEval(RewardBase):
-    """Whether the objects, counts, colours and positions that the prompt asks for are all in the picture: 0 or 1.
+    """Whether the objects, counts, colours and positions that the prompt asks for are in the picture.
 
     Further parameters are those of the detector.
     """
@@ -108,14 +111,17 @@ class GenEval(RewardBase):
     class Params(Section):
         detector: str = "mini"
         """`mini`, `photo`, or the import path of a class with `load` and `detect`."""
-        score: Literal["strict", "partial"] = "strict"
-        """`strict`: 0 or 1. `partial`: the share of requirements met before the first that is not."""
+        credit: Literal["strict", "partial", "dense"] = "strict"
+        """`strict`: 1 if everything is right, else 0. `partial`: the share of requirements met before the first that is
+        not. `dense`: the mean of what each requirement earns, as in DiffusionNFT's training; at most 1."""
 
     params: Params
     traits = Traits(range=(0, 1), deterministic=True)
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
+        if self.params.credit == "dense":  # three objects where one is wanted earn -1
+            self.traits = Traits(range=(-math.inf, 1), deterministic=True)
         settings = {name: value for name, value in params.items() if name not in GenEval.Params.model_fields}
         self.detector: Detector = construct(detector_class(self.params.detector), settings, "detector")
 
@@ -147,8 +153,8 @@ class GenEval(RewardBase):
         objects = self.detector.detect(batch.images)
         if isinstance(self.detector, Attentive):
             objects = self.detector.attend(batch.images, objects, wanted)
-        shares = [share_met(seen, metadata) for seen, metadata in zip(objects, wanted, strict=True)]
-        return shares if self.params.score == "partial" else [float(share == 1) for share in shares]
+        credit = CREDITS[self.params.credit]
+        return [credit(seen, metadata) for seen, metadata in zip(objects, wanted, strict=True)]
 
 
 class _AnySettings(GenEval.Params):
@@ -225,6 +231,49 @@ def share_met(objects: Sequence[Detection], metadata: Mapping[str, Any]) -> floa
         failed = failed or len(_of_class(objects, banned["class"])) >= banned["count"]
         passed += not failed
     return passed / checks
+
+
+def all_met(objects: Sequence[Detection], metadata: Mapping[str, Any]) -> float:
+    """1 if every requirement is met, else 0: GenEval's own score."""
+    return float(share_met(objects, metadata) == 1)
+
+
+def dense_credit(objects: Sequence[Detection], metadata: Mapping[str, Any]) -> float:
+    """Mean of what the requirements in `include` earn: what flow_grpo and DiffusionNFT train on, to the letter
+    (`evaluate_reward` in their gen_eval.py).
+
+    n objects where c are wanted earn 1 - |n - c| / c, below 0 for more than 2c. Where it is right, the
+    number of those with the right colour earns by the same rule; where all have it, or none is asked for, a right
+    position earns 1. Three oddities of theirs are kept, so that scores are the same: after a wrong number, colour and
+    position together count as one 0, after a wrong colour position does not count; a wrong position adds a 0 and a 1
+    (a 0 alone if the target failed); and `exclude` is not looked at, because too many objects cost enough.
+    """
+    earned: list[float] = []
+    matched: list[list[Detection] | None] = []
+    for wanted in metadata["include"]:
+        found, count = _of_class(objects, wanted["class"]), wanted["count"]
+        earned.append(_nearness(len(found), count))
+        met = len(found) == count
+        if not met and ("color" in wanted or "position" in wanted):
+            earned.append(0.0)
+        if met and "color" in wanted:
+            coloured = sum(o.colour == wanted["color"] for o in found)
+            earned.append(_nearness(coloured, count))
+            met = coloured == count
+        if met and "position" in wanted:
+            relation, other = wanted["position"]
+            targets = matched[other]
+            met = targets is not None and all(relation in relations(o, target) for o in found for target in targets)
+            earned += [1.0] if met else [0.0] if targets is None else [0.0, 1.0]
+        matched.append(found if met else None)
+    return sum(earned) / len(earned)
+
+
+def _nearness(number: int, wanted: int) -> float:
+    return 1 - abs(wanted - number) / wanted
+
+
+CREDITS = {"strict": all_met, "partial": share_met, "dense": dense_credit}
 
 
 def standing_for(objects: Sequence[Detection], wanted: Mapping[str, Any]) -> list[Detection]:

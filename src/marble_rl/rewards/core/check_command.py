@@ -127,15 +127,15 @@ def _scored(reward: CalledReward, prompt: Prompt, images: Sequence[Images], befo
 
 
 def _constant(scores: Sequence[float], limits: tuple[float, float]) -> tuple[str | None, bool]:
-    """What to say of a reward that gave all pictures the same score, and whether that is an error. At an end of its
-    range it is not: a reward for something that no picture shows gives 0 to all of them."""
+    """What to say of a reward that gave all pictures the same score, and whether that is an error. A 0, or an
+    end of its range, is not: a reward for something that no picture shows gives 0 to all of them."""
     if len(set(scores)) != 1:
         return None, False
     text = (
         f"gave {scores[0]:g} to {len(scores)} different pictures; a constant reward teaches nothing. Give pictures "
         "that it should tell apart: --image good.png --image bad.png"
     )
-    return text, scores[0] not in limits
+    return text, scores[0] not in (0, *limits)
 
 
 def _timed(reward: CalledReward, batch: RewardBatch) -> tuple[Scores, float]:

@@ -1,7 +1,8 @@
 """Rewards given by a vision-language model behind an OpenAI-compatible server: vLLM, SGLang, or a hosted one.
 
-The model gets one picture and a question about it; a pattern finds the score in its reply. A reply without a score is
-an error, as is a score out of range. No picture is scored 0 because an answer is missing.
+The model gets one picture and a question about it; a pattern finds the score in its reply. Where it finds none, or one
+out of range, the model is asked again, more strictly; then it is an error. No picture is scored 0 because an answer is
+missing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from marble_rl.types import Prompt
 T = TypeVar("T")
 
 
+class NotUnderstood(ChatError):
+    """A reply in which no score can be read."""
+
+
 class Judge(RewardBase):
     """The score that a vision-language model behind an OpenAI-compatible server gives each picture.
 
@@ -41,6 +46,7 @@ class Judge(RewardBase):
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
+        self._question = self.params.question()
         self._pattern = re.compile(self.params.pattern)
         self._servers = [ChatServer(url, self.params.timeout, self.params.api_key_env) for url in self.params.url]
         self._policy = RetryPolicy(self.params.retries, self.params.backoff, self._count_retry)
@@ -88,18 +94,24 @@ class Judge(RewardBase):
             outcomes.put((row, error))
 
     def _judge(self, row: int, image: Images, prompt: Prompt, stop: threading.Event) -> float:
-        content: list[dict[str, Any]] = [
-            {"type": "image_url", "image_url": {"url": self._data_url(image)}},
-            {"type": "text", "text": self.params.prompt.replace(PLACEHOLDER, prompt.text)},
-        ]
+        picture = {"type": "image_url", "image_url": {"url": self._data_url(image)}}
+        question = self._question.replace(PLACEHOLDER, prompt.text)
         # Chosen by position, not by load: the same picture goes to the same server in a repeated run.
         first = prompt.index + row
+
+        def ask(number: int) -> float:
+            nonlocal question
+            server = self._servers[(first + number) % len(self._servers)]
+            try:
+                return self._ask(server, [picture, {"type": "text", "text": question}])
+            except NotUnderstood:
+                # At temperature 0 the same question would mostly get the same answer.
+                if not question.endswith(self.params.insist):
+                    question = f"{question}\n{self.params.insist}"
+                raise
+
         try:
-            return self._retried(
-                lambda number: self._ask(self._servers[(first + number) % len(self._servers)], content),
-                f"{prompt.index} {row}",
-                stop,
-            )
+            return self._retried(ask, f"{prompt.index} {row}", stop)
         except ChatError as error:
             error.row = row
             raise
@@ -190,17 +202,17 @@ class UnifiedReward(Judge):
     """UnifiedReward's score from 1 to 5 for how well the picture shows its prompt, and how good it looks.
 
     The question is our wording of what the model was trained to answer. Scores depend on the wording: to compare with
-    published ones set ``prompt`` to the question of the authors' script (github.com/CodeGoat24/UnifiedReward,
-    inference_qwen/image_generation/qwen_point_score_image_generation.py). They publish no pattern; ours reads the
-    whole number behind `Final Score:`, so that a 10 is not read as 1.
+    published ones put the question of the authors' script (github.com/CodeGoat24/UnifiedReward,
+    inference_qwen/image_generation/qwen_point_score_image_generation.py) into a file, and name it in
+    ``question_file``. Answers have the authors' form either way: `Final Score:` and a number from 1 to 5. The pattern
+    reads it also in Markdown, and the whole number, so that a 10 is not taken for a 1.
     """
 
     Params = UnifiedRewardParams
 
 
-def _unusable(server: ChatServer, problem: str, reply: str, advice: str) -> ChatError:
-    # Not final even at temperature 0: the arithmetic depends on the server's batches, which differ between attempts.
-    return ChatError(f"the reply of {server.url} {problem}; {advice}. Reply: {server.excerpt(reply)!r}")
+def _unusable(server: ChatServer, problem: str, reply: str, advice: str) -> NotUnderstood:
+    return NotUnderstood(f"the reply of {server.url} {problem}; {advice}. Reply: {server.excerpt(reply)!r}")
 
 
 def _gathered(outcomes: SimpleQueue[tuple[int, float | BaseException]], count: int) -> list[float]:

@@ -9,16 +9,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
-from marble_rl.section import Section
+from marble_rl.errors import InputError
+from marble_rl.section import FilePath, Section
+from marble_rl.storage import read_regular, reason
 
 P = TypeVar("P", bound=Section)
 
 PLACEHOLDER = "{prompt}"
+LONGEST_QUESTION = 100_000
+"""Bytes of a `question_file`"""
 
 
 def _addresses(value: Any, example: str, secret_param: str) -> tuple[str, ...]:
@@ -78,6 +83,21 @@ def _template(value: str) -> str:
     if PLACEHOLDER not in value and others:
         raise ValueError(f"{others[0]} is not filled in; write {PLACEHOLDER} where the picture's prompt belongs")
     return value
+
+
+def _read_question(path: Path) -> str:
+    try:
+        text = read_regular(path.expanduser(), LONGEST_QUESTION).decode("utf-8-sig").replace("\r\n", "\n").strip()
+        if PLACEHOLDER not in text:
+            raise ValueError(f"it holds no {PLACEHOLDER}")
+        if "\\n" in text:
+            raise ValueError("it holds a backslash and an n, as in a program's text, where the question has a new line")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"question_file: {str(path)!r} cannot be used ({reason(error)}); give a text file in UTF-8 with the whole "
+            f"question, and {PLACEHOLDER} where the picture's prompt belongs"
+        ) from None
+    return text
 
 
 def _one_group(value: str) -> str:
@@ -154,8 +174,12 @@ class JudgeParams(Section):
     """Base of an OpenAI-compatible API, or a list of them."""
     model: Text
     """The model's name on the server."""
-    prompt: Question
+    question_file: FilePath | None = None
+    """Text file with the question, in place of `prompt`. {prompt} in it becomes the picture's prompt."""
+    prompt: Question | None = Field(None, validate_default=True)
     """The question. {prompt} becomes the picture's prompt."""
+    insist: Text = "Answer in exactly the form that is asked for above: the score, and nothing else."
+    """Added to the question from the second time on, where a reply could not be understood."""
     pattern: Pattern
     """Regular expression with one group, the score. The last match in a reply counts."""
     scale: Scale = None
@@ -181,13 +205,27 @@ class JudgeParams(Section):
     extra: dict[str, Any] = {}
     """Further fields of the request."""
 
+    @field_validator("prompt")
+    @classmethod
+    def _one_question(cls, prompt: str | None, info: ValidationInfo) -> str | None:
+        file = info.data.get("question_file")
+        if prompt is None and file is None:
+            raise ValueError("is missing; add it, or name a file with the question in question_file")
+        if prompt is not None and file is not None:
+            raise ValueError(f"the question is also in question_file, {str(file)!r}; remove one of the two")
+        return prompt
+
+    def question(self) -> str:
+        """The question, with a placeholder for the picture's prompt. Raises an `InputError` that names a bad file."""
+        return self.prompt or "" if self.question_file is None else _read_question(self.question_file)
+
 
 class UnifiedRewardParams(JudgeParams):
     """Params of `unifiedreward`: `judge` with other defaults."""
 
     model: Text = "CodeGoat24/UnifiedReward-qwen-7b"
     """The model's name on the server."""
-    prompt: Question = (
+    prompt: Question | None = (
         "This image was generated from a text caption. Judge two things.\n"
         "1. Does it show what the caption says: its objects, their attributes, and how they relate to each other?\n"
         "2. How good is it to look at: sharpness, detail, colours, overall appeal?\n"
@@ -196,7 +234,9 @@ class UnifiedRewardParams(JudgeParams):
         "Caption: [{prompt}]"
     )
     """The question. {prompt} becomes the picture's prompt."""
-    pattern: Pattern = r"Final Score:\s*([-+]?\d+(?:\.\d+)?)"
+    insist: Text = "Answer with one line and nothing else: Final Score: N, where N is a number from 1 to 5."
+    """Added to the question from the second time on, where a reply could not be understood."""
+    pattern: Pattern = r"(?i)Final Score(?: \(1-5\))?[*_ ]*:[\s*_\[]*([-+]?\d+(?:\.\d+)?)"
     """Regular expression with one group, the score. The last match in a reply counts."""
     scale: Scale = (1.0, 5.0)
     """[lowest, highest] score. One outside is an error."""
