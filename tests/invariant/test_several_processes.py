@@ -29,7 +29,7 @@ pytestmark = pytest.mark.full
 
 THINGS = ["cup", "hat", "kite", "sign", "block", "marble", "boat", "tree"]
 LAZY_AND_UNEVEN = [
-    "rollout={group_size: 4, steps: 3, groups: 6, updates: 2}",  # 1 group of 3 for the first process, 2 for the second
+    "rollout={group_size: 4, steps: 3, groups: 6, updates: 2}",  # 2 groups of 3 for one process, 1 for the other
     "trainer.micro_batch=3",
     "trainer.steps=2",
     "loss.regularize_every=3",
