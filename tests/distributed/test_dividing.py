@@ -24,7 +24,7 @@ from marble_rl.training.batch import training_batch
 from marble_rl.training.experience import gather_table, shares_of_groups
 from marble_rl.training.sharding import check_sharding
 from marble_rl.types import Conditioning, Group, RewardTable, Rollout
-from runs import base_config, write_config
+from runs import base_config, marble, write_config
 from thread_ranks import in_threads, member
 
 
@@ -203,3 +203,17 @@ def test_sharding_refuses_what_would_break_the_step(
     check_sharding(load_config(path, ["trainer.shard_base=true"]), member(0, 2))
     with pytest.raises(InputError, match=says):
         check_sharding(load_config(path, ["trainer.shard_base=true", *changes]), member(0, size))
+
+
+def test_rewards_of_several_ranks_on_one_gpu_are_refused_before_anything_is_loaded(
+    tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewards = [{"name": "bright", "type": "brightness", "device": "cuda:1"}]
+    path = write_config(tmp_path / "c.yaml", tiny_sd3, rewards=rewards)
+    for module in ("train", "using"):
+        monkeypatch.setattr(f"marble_rl.cli.{module}.join", lambda: member(0, 2))
+    for arguments in (["train", path], ["evaluate", tiny_sd3, "--config", path]):
+        outcome = marble(*arguments, "--out", tmp_path / "out")
+        assert outcome.code == 2
+        assert "error: rewards (bright).device: 'cuda:1' is the same for every rank" in outcome.err
+    assert not (tmp_path / "out").exists()

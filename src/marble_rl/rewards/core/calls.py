@@ -116,12 +116,15 @@ class CalledReward:
     def check_device(self, ranks: int = 1) -> None:
         """Raise InputError unless the device that the config names exists, and is not one GPU for several ranks."""
         wanted = self._wanted_device
-        if ranks > 1 and wanted is not None and parse_device(wanted, self._device_key).index is not None:
-            raise InputError(
-                f"{self._device_key}: {wanted!r} is one GPU for {ranks} ranks, and each would load a copy of the "
-                "reward there. Leave device out, then each rank scores on its own GPU, or set cpu; or load the reward "
-                "once, in a server, and give `type: remote` (docs/rewards/remote.md)"
-            )
+        if ranks > 1 and wanted is not None:
+            device = parse_device(wanted, self._device_key)
+            if device.type != "cpu" and device.index is not None:
+                raise InputError(
+                    f"{self._device_key}: {wanted!r} is the same for every rank of a machine, and there are {ranks} "
+                    "ranks: each would load a copy of the reward there. Leave device out, so that each rank scores on "
+                    "its own GPU, or set cpu; or load the reward once, in a server, and give `type: remote` "
+                    "(docs/rewards/remote.md)"
+                )
         if self.config.device is not None:
             pick_device(self.config.device, self._device_key)
 
