@@ -360,7 +360,7 @@ def test_a_rank_that_is_too_slow(config: Path, tmp_path: Path) -> None:
     odd = "{name: odd, type: 'rewards_for_tests:Sleeping', params: {calls: 8, seconds: 600, rank: '1'}}"
     changes = ("--set", f"rewards=[{odd}]", "--set", "trainer.eval_every=null")
     process = launch(tmp_path, 2, [["train", config, "--out", run, *changes]], MARBLE_TIMEOUT="20")
-    assert process.wait(150) != 0
+    assert process.wait(300) != 0
     told = log.read_text()
     assert json.loads((tmp_path / "codes-0.json").read_text()) == [3], told
     assert "stopped: another rank of this run died, or exceeded the timeout of 20 s (MARBLE_TIMEOUT)" in told
@@ -379,7 +379,7 @@ def test_an_exchange_that_fails_in_one_process(config: Path, tmp_path: Path, ran
     )
     changes = ("--set", f"rewards=[{odd}]", "--set", "trainer.eval_every=null")
     process = launch(tmp_path, 2, [["train", config, "--out", run, *changes]])
-    assert process.wait(150) != 0
+    assert process.wait(300) != 0
     told = log.read_text()
     assert json.loads((tmp_path / "codes-0.json").read_text()) == [3], told
     assert "stopped: out of memory in an exchange between ranks." in told
