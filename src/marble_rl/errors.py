@@ -85,6 +85,10 @@ class RankLost(RunStopped):
     """Another rank of a distributed run died, or exceeded the timeout."""
 
 
+class ExchangeFailed(RunStopped):
+    """An exchange between ranks failed, and not because a rank died or was too slow: the network, NCCL, a driver."""
+
+
 class RankFailed(MarbleError):
     """Another rank of a distributed run raised an exception that is not a `MarbleError`."""
 

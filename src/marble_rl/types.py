@@ -103,18 +103,18 @@ class Rollout:
     sigmas: Tensor
     """[T + 1] noise levels of the sampling steps, descending, the last one 0"""
 
-    def update_rows(self, update: int) -> range:
+    def update_rows(self, update: int) -> list[int]:
         """This rank's rows for the rollout's ``update``-th optimizer update (they are consecutive)."""
         return self._rows([i for i, group in enumerate(self.groups) if group.update == update])
 
-    def table_rows(self, update: int, all_ranks: bool = False) -> range:
+    def table_rows(self, update: int, all_ranks: bool = False) -> list[int]:
         """The rows of the score table for the same samples; with ``all_ranks``, for the update's samples on all
-        ranks."""
+        ranks (they are consecutive)."""
         groups = self.drawn if all_ranks else self.groups
         return self._rows([group.slot for group in groups if group.update == update])
 
-    def _rows(self, groups: Sequence[int]) -> range:
-        return range(groups[0] * self.group_size, (groups[-1] + 1) * self.group_size)
+    def _rows(self, groups: Sequence[int]) -> list[int]:
+        return [group * self.group_size + sample for group in groups for sample in range(self.group_size)]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class RewardTable:
         chosen = [self.names.index(name) for name in names]
         return RewardTable(tuple(names), self.values[:, chosen], self.applicable[:, chosen])
 
-    def rows(self, rows: range) -> RewardTable:
+    def rows(self, rows: Sequence[int]) -> RewardTable:
         return RewardTable(self.names, self.values[rows], self.applicable[rows])
 
     def mean(self, name: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rewards.core.calls import Counts
 from marble_rl.runs.journal import summed_counts
 from marble_rl.training.batch import training_batch
-from marble_rl.training.experience import gather_table, share_of_groups
+from marble_rl.training.experience import gather_table, shares_of_groups
 from marble_rl.training.sharding import check_sharding
 from marble_rl.types import Conditioning, Group, RewardTable, Rollout
-from runs import base_config, write_config
+from runs import base_config, marble, write_config
 from thread_ranks import in_threads, member
 
 
@@ -36,13 +37,13 @@ def draw(groups: int, updates: int) -> tuple[Group, ...]:
 @pytest.mark.parametrize(("groups", "updates"), [(5, 1), (10, 2), (20, 4)])
 def test_every_update_is_divided_into_whole_groups(groups: int, updates: int, size: int) -> None:
     drawn = draw(groups, updates)
-    shares = [share_of_groups(member(rank, size), drawn) for rank in range(size)]
+    shares = shares_of_groups(drawn, size)
     assert sorted((group for share in shares for group in share), key=lambda group: group.slot) == list(drawn)
     for update in range(updates):
         counts = [sum(group.update == update for group in share) for share in shares]
         assert max(counts) - min(counts) <= 1
         assert min(counts) >= 1
-    assert share_of_groups(member(0, size), drawn, rank=size - 1) == shares[-1]
+    assert all([group.slot for group in share] == sorted(group.slot for group in share) for share in shares)
 
 
 @dataclass(frozen=True)
@@ -59,29 +60,72 @@ def rollout_of(share: tuple[Group, ...], drawn: tuple[Group, ...], size: int) ->
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
-def test_micro_batches_have_the_same_numbers_and_noise_whoever_computes_them(size: int, micro_batch: int) -> None:
-    """Lazy regularisation chooses pieces by number, and noise is drawn by slot: both as in one process."""
+@pytest.mark.parametrize("every", [1, 3])
+def test_samples_are_treated_alike_whoever_computes_them(size: int, micro_batch: int, every: int) -> None:
+    """The samples that lazy regularisation chooses, and the noise: as in one process."""
     drawn, group_size = draw(10, 2), 4
 
-    def micro_batches(share: tuple[Group, ...]) -> set[tuple[Any, ...]]:
+    def micro_batches(share: tuple[Group, ...]) -> tuple[set[tuple[Any, ...]], list[int]]:
         rollout = rollout_of(share, drawn, group_size)
         batch = training_batch(rollout, 1, Nft(NftSettings(timesteps_per_sample=2)), seed=3, step=7)
         assert batch.x0.untyped_storage().data_ptr() == rollout.x0.untyped_storage().data_ptr(), "a copy"
-        samples = set()
-        for number, rows, level in batch.micro_batches(micro_batch):
+        samples, sizes = set(), []
+        for rows, level, regularize in batch.micro_batches(micro_batch, every, offset=every // 2):
             noise = batch.noise(rows, level)
+            sizes.append(len(rows))
+            assert len(batch.halves[rows].unique()) == 1
             for i, row in enumerate(rows.tolist()):
                 sample = int(batch.x0[row])
                 assert int(batch.conditioning.rows(batch.groups[row : row + 1]).number) == sample // group_size
                 half, sigma = int(batch.halves[row]), float(batch.sigmas[row, level])
-                samples.add((number, level, sample, half, sigma, float(noise[i])))
+                samples.add((regularize, level, sample, half, sigma, float(noise[i])))
         assert batch.total_rows == 40
-        return samples
+        assert sum(sizes) == len(samples)
+        return samples, sizes
 
-    alone = micro_batches(drawn)
-    divided = [micro_batches(share_of_groups(member(rank, size), drawn)) for rank in range(size)]
-    assert set.union(*divided) == alone
-    assert sum(map(len, divided)) == len(alone) == 40
+    alone, _ = micro_batches(drawn)
+    divided = [micro_batches(share) for share in shares_of_groups(drawn, size)]
+    assert set.union(*(samples for samples, _ in divided)) == alone
+    assert sum(len(samples) for samples, _ in divided) == len(alone) == 40
+    assert {regularize for regularize, *_ in alone} == ({True} if every == 1 else {True, False})
+    # A rank fills its micro-batches, but for the last of each half, noise level and kind.
+    kinds = 2 * 2 * min(every, 2)
+    assert all(sum(n < micro_batch for n in sizes) <= kinds for _, sizes in divided)
+
+
+def test_micro_batches_of_one_process_are_the_pieces_in_their_order() -> None:
+    drawn = draw(10, 2)
+    batch = training_batch(rollout_of(drawn, drawn, 4), 0, Nft(NftSettings(timesteps_per_sample=2)), seed=0, step=0)
+    made = [(rows.tolist(), level, regularize) for rows, level, regularize in batch.micro_batches(8, 3, 1)]
+    pieces = [part for half in (0, 1) for part in (batch.halves == half).nonzero()[:, 0].split(8)]
+    assert len(pieces[1]) == 4, "the last piece of a half is smaller"
+    expected = [(piece.tolist(), level) for piece in pieces for level in (0, 1)]
+    assert made == [(rows, level, number % 3 == 1) for number, (rows, level) in enumerate(expected)]
+
+
+PAPER = {"geneval": 12, "ocr": 12, "general": 24}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 16])
+@pytest.mark.parametrize("updates", [1, 2, 3])
+@pytest.mark.parametrize("counts", [PAPER, {"a": 18, "b": 18, "c": 12}, {"a": 1, "b": 47}, {"a": 5, "b": 43}])
+def test_the_groups_of_each_source_are_spread_over_the_ranks(size: int, updates: int, counts: dict[str, int]) -> None:
+    sources = [
+        PromptSourceConfig(name=name, share=count, texts=[f"{name} {i}" for i in range(count)])
+        for name, count in counts.items()
+    ]
+    drawn = load_prompts(sources, "prompts").draw(0, 0, 48, updates)
+    shares = shares_of_groups(drawn, size)
+    assert sorted(group.slot for share in shares for group in share) == list(range(48))
+
+    def spread(chosen: Callable[[Group], bool]) -> int:
+        each = [sum(chosen(group) for group in share) for share in shares]
+        return max(each) - min(each)
+
+    for update in range(updates):
+        assert spread(lambda group, update=update: group.update == update) <= 1
+    for name in counts:  # equally many of each update comes first
+        assert spread(lambda group, name=name: group.prompt.source == name) <= (1 if updates == 1 else 2)
 
 
 def test_the_table_of_all_scores_is_in_slot_order_everywhere() -> None:
@@ -90,7 +134,7 @@ def test_the_table_of_all_scores_is_in_slot_order_everywhere() -> None:
     whole = RewardTable(("a", "b"), values, values % 7 > 1)
 
     def own(world: World) -> RewardTable:
-        rows = [g.slot * size + s for g in share_of_groups(world, drawn) for s in range(size)]
+        rows = [g.slot * size + s for g in shares_of_groups(drawn, world.size)[world.rank] for s in range(size)]
         return gather_table(world, RewardTable(whole.names, values[rows], whole.applicable[rows]), drawn, size)
 
     for table in in_threads(3, own):
@@ -159,3 +203,17 @@ def test_sharding_refuses_what_would_break_the_step(
     check_sharding(load_config(path, ["trainer.shard_base=true"]), member(0, 2))
     with pytest.raises(InputError, match=says):
         check_sharding(load_config(path, ["trainer.shard_base=true", *changes]), member(0, size))
+
+
+def test_rewards_of_several_ranks_on_one_gpu_are_refused_before_anything_is_loaded(
+    tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewards = [{"name": "bright", "type": "brightness", "device": "cuda:1"}]
+    path = write_config(tmp_path / "c.yaml", tiny_sd3, rewards=rewards)
+    for module in ("train", "using"):
+        monkeypatch.setattr(f"marble_rl.cli.{module}.join", lambda: member(0, 2))
+    for arguments in (["train", path], ["evaluate", tiny_sd3, "--config", path]):
+        outcome = marble(*arguments, "--out", tmp_path / "out")
+        assert outcome.code == 2
+        assert "error: rewards (bright).device: 'cuda:1' is the same for every rank" in outcome.err
+    assert not (tmp_path / "out").exists()

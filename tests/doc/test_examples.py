@@ -194,3 +194,13 @@ def test_metrics_page_names_what_a_run_logs(config_file: Path, tmp_path: Path) -
     # several processes, float16, guards
     elsewhere = {"time/waiting", "guard/overflows", "guard/loss_scale", "time/base_images"}
     assert logged == documented - elsewhere
+
+
+def test_every_launch_line_sets_the_threads_of_a_rank() -> None:
+    """torchrun sets one thread where OMP_NUM_THREADS is not set."""
+    launching = [*PAGES, *(ROOT / "configs").glob("*.yaml"), *(ROOT / "src").rglob("*.py")]
+    lines = [line for file in launching for line in file.read_text(encoding="utf-8").splitlines()]
+    launches = [line for line in lines if "torchrun --" in line]
+    assert len(launches) >= 6
+    assert not [line for line in launches if "OMP_NUM_THREADS=8 torchrun --" not in line]
+    assert "export OMP_NUM_THREADS=" in (ROOT / "scripts" / "train.sbatch").read_text()

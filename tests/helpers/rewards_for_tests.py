@@ -201,6 +201,26 @@ class FailsElsewhere(After):
         super().__init__("raise" if os.environ.get("RANK") == "1" else "nothing", calls)
 
 
+class BreaksExchange(After):
+    """Behaves until ``calls`` batches were scored. Then, on one ``rank``, no table of scores can be exchanged any
+    more: the error is ``text``."""
+
+    def __init__(self, calls: int, rank: str, text: str) -> None:
+        super().__init__("nothing", calls)
+        self.text = text if rank == os.environ.get("RANK") else None
+
+    def score(self, batch: Any) -> list[float]:
+        scores = super().score(batch)
+        if self.calls < 0 and self.text is not None:
+            import torch.distributed
+
+            def failing(values: list[Any], value: Any, **options: Any) -> None:
+                raise torch.distributed.DistBackendError(self.text)
+
+            torch.distributed.all_gather_object = failing
+        return scores
+
+
 def greedy(images: list[np.ndarray], prompts: list[str]) -> list[float]:
     """More than any machine has."""
     return list(np.empty(1 << 60, np.uint8))

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.full
 
 THINGS = ["cup", "hat", "kite", "sign", "block", "marble", "boat", "tree"]
 LAZY_AND_UNEVEN = [
-    "rollout={group_size: 4, steps: 3, groups: 6, updates: 2}",  # 1 group of 3 for the first process, 2 for the second
+    "rollout={group_size: 4, steps: 3, groups: 6, updates: 2}",  # 2 groups of 3 for one process, 1 for the other
     "trainer.micro_batch=3",
     "trainer.steps=2",
     "loss.regularize_every=3",
@@ -74,7 +74,9 @@ def failing(name: str) -> str:
     return f"rewards=[{{name: bright, type: brightness}}, {reward}]"
 
 
-def launch(folder: Path, processes: int, commands: list[list[object]], *options: str) -> subprocess.Popen[str]:
+def launch(
+    folder: Path, processes: int, commands: list[list[object]], *options: str, **variables: str
+) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     (folder / "commands.json").write_text(json.dumps([[str(part) for part in command] for command in commands]))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
@@ -84,7 +86,7 @@ def launch(folder: Path, processes: int, commands: list[list[object]], *options:
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=TESTS,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         )
 
 
@@ -349,4 +351,41 @@ def test_a_closed_terminal_gives_a_hanging_reward_up(config: Path, tmp_path: Pat
     assert json.loads((tmp_path / "codes-0.json").read_text()) == [128 + signal.SIGHUP], log.read_text()
     assert "stopped after step 4: gave up waiting for reward 'odd' (rank 1 of 2)" in log.read_text()
     assert "Step 4 is saved." in log.read_text()
+    assert (run / "checkpoints" / "step-4" / "manifest.json").exists()
+
+
+def test_a_rank_that_is_too_slow(config: Path, tmp_path: Path) -> None:
+    """The first process waits for its scores, no longer than the timeout, and saves."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    odd = "{name: odd, type: 'rewards_for_tests:Sleeping', params: {calls: 8, seconds: 600, rank: '1'}}"
+    changes = ("--set", f"rewards=[{odd}]", "--set", "trainer.eval_every=null")
+    process = launch(tmp_path, 2, [["train", config, "--out", run, *changes]], MARBLE_TIMEOUT="20")
+    assert process.wait(300) != 0
+    told = log.read_text()
+    assert json.loads((tmp_path / "codes-0.json").read_text()) == [3], told
+    assert "stopped: another rank of this run died, or exceeded the timeout of 20 s (MARBLE_TIMEOUT)" in told
+    assert "Timed out waiting 20000ms for recv operation to complete" in told
+    assert "Step 4 is saved." in told
+    assert (run / "checkpoints" / "step-4" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exchange_that_fails_in_one_process(config: Path, tmp_path: Path, rank: int) -> None:
+    """It tells what failed there, the other one that its connection was closed, and the first saves."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    text = "NCCL error: unhandled cuda error, Cuda failure 2 ''out of memory''"
+    odd = (
+        f"{{name: odd, type: 'rewards_for_tests:BreaksExchange', params: {{calls: 8, rank: '{rank}', text: '{text}'}}}}"
+    )
+    changes = ("--set", f"rewards=[{odd}]", "--set", "trainer.eval_every=null")
+    process = launch(tmp_path, 2, [["train", config, "--out", run, *changes]])
+    assert process.wait(300) != 0
+    told = log.read_text()
+    assert json.loads((tmp_path / "codes-0.json").read_text()) == [3], told
+    assert "stopped: out of memory in an exchange between ranks." in told
+    assert "The error: DistBackendError: NCCL error: unhandled cuda error, Cuda failure 2 'out of memory'" in told
+    if rank == 1:
+        assert "stopped: another rank of this run died" in told
+        assert "Connection closed by peer" in told
+    assert "Step 4 is saved." in told
     assert (run / "checkpoints" / "step-4" / "manifest.json").exists()

@@ -142,9 +142,9 @@ def test_a_grid_shows_the_groups_of_all_ranks_under_their_prompts(tmp_path: Path
 
     def show(world: World) -> None:
         own = world.share(len(whole.groups))
-        rows = slice(own.start * whole.group_size, own.stop * whole.group_size)
+        rows = [i * whole.group_size + s for i in own for s in range(whole.group_size)]
         part = Rollout(
-            whole.groups[own.start : own.stop],
+            tuple(whole.groups[i] for i in own),
             whole.drawn,
             whole.group_size,
             whole.x0[rows],

@@ -9,7 +9,7 @@ import torch
 
 import reference
 from marble_rl.distributed.world import World
-from marble_rl.training.experience import gather_table, share_of_groups
+from marble_rl.training.experience import gather_table, shares_of_groups
 from marble_rl.types import Group, Prompt, RewardTable
 from steps import parts
 
@@ -83,7 +83,7 @@ class OneOf(World):
 def test_ranks_share_the_groups_of_every_update_and_gather_all_scores(updates: int) -> None:
     groups = [Group(slot, Prompt(slot, "p", "s"), slot * updates // 8, 0) for slot in range(8)]
     worlds = [OneOf(rank) for rank in range(3)]
-    shares = [share_of_groups(world, groups) for world in worlds]
+    shares = shares_of_groups(groups, 3)
     assert sorted(group.slot for share in shares for group in share) == list(range(8))
     for update in range(updates):
         counts = [sum(group.update == update for group in share) for share in shares]

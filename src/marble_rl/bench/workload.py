@@ -98,7 +98,7 @@ class Workload:
             samples=torch.zeros(n, dtype=torch.long),
             halves=torch.arange(n) % 2,
             update_halves=torch.arange(n) % 2,
-            first=0,
+            places=torch.arange(n),
             sigmas=torch.rand(n, 1, generator=dice) * 0.9 + 0.05,
             seed=seed,
             step=0,

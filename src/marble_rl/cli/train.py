@@ -28,7 +28,8 @@ def train(
     """Train a LoRA on all rewards of CONFIG at once.
 
     Ctrl-C finishes the current step, saves and stops; `marble train RUN --resume` continues as if nothing had happened.
-    Several GPUs: `torchrun --standalone --nproc-per-node 8 -m marble_rl.cli train CONFIG` (docs/distributed.md).
+    Several GPUs: `OMP_NUM_THREADS=8 torchrun --standalone --nproc-per-node 8 -m marble_rl.cli train CONFIG`
+    (docs/distributed.md).
     """
     from marble_rl.config import load_config
     from marble_rl.config.recipes import find_config

@@ -7,13 +7,13 @@ gather the error messages, and all raise. So a run ends on all ranks after the s
 waits for another that has left.
 
 A rank that dies without an error message closes its connections: gloo's collectives fail at once, NCCL's after the
-timeout.
+timeout. After a failed exchange nothing more is exchanged: the others may still wait in it, so a further one would not
+meet theirs. Each rank ends by itself, and torchrun ends those that wait.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -28,12 +28,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from marble_rl.devices import accelerator, device_count, pick_device, use_accelerator
+from marble_rl.distributed.failed_exchange import TIMEOUT, explained_exchange
 from marble_rl.distributed.world import World
-from marble_rl.errors import InputError, MarbleError, RankFailed, RankLost
+from marble_rl.errors import ExchangeFailed, InputError, MarbleError, RankFailed, RunStopped
 
 T = TypeVar("T")
 
-TIMEOUT = "MARBLE_TIMEOUT"
 DEFAULT_TIMEOUT = 3600.0
 """Timeout of a collective in seconds. It must cover how much longer a rollout may take on the slowest rank."""
 LEAVE_TIMEOUT = timedelta(seconds=30)
@@ -93,14 +93,28 @@ class DistributedWorld(World):
         self._raise_failures()
         return self._maximum(value)
 
+    def check_exchange(self, device: torch.device) -> None:
+        try:
+            with self._communicating():
+                number = torch.ones((), device=device)
+            self.sum_(number)
+            with self._communicating():
+                total = number.item()  # waits for the device, and raises what failed there
+            if total != self.size:
+                raise ExchangeFailed(f"the sum of {self.size} ones is {total:g}. Try NCCL_P2P_DISABLE=1")
+        except RunStopped as failed:
+            if failed.shared:  # of a rank that did not come so far
+                raise
+            raise type(failed)(f"at the start, before any model was loaded, on {device}: {failed}") from failed
+
     @contextmanager
     def failing_together(self) -> Iterator[None]:
         failure: Exception | None = None
         try:
             yield
         except Exception as error:
-            if isinstance(error, RankLost) or getattr(error, "shared", False):
-                raise  # all ranks raise it already, or a rank is gone and collectives are no longer possible
+            if self.broken is not None or getattr(error, "shared", False):
+                raise  # all ranks raise it already, or collectives are no longer possible
             if self.lockstep and not isinstance(error, MarbleError):
                 raise  # from the middle of a pass, where the other ranks wait: torchrun ends them with this one
             failure = error
@@ -164,16 +178,15 @@ class DistributedWorld(World):
 
     @contextmanager
     def _communicating(self) -> Iterator[None]:
-        """Around every call of torch.distributed: counts its time, and names a rank that is gone or too slow."""
+        """Around every call of torch.distributed: counts its time, and explains why it failed."""
+        if self.broken is not None:
+            raise self.broken
         began = time.perf_counter()
         try:
             yield
-        except RuntimeError as error:
-            reason = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0]
-            raise RankLost(
-                f"another rank of this run died, or exceeded the timeout of {_timeout():g} s ({TIMEOUT}): {reason}. "
-                "Look for its own message; continue with --resume"
-            ) from error
+        except (RuntimeError, MemoryError, OSError) as error:
+            self.broken = explained_exchange(error, _timeout())
+            raise self.broken from error
         finally:
             self.collective_seconds += time.perf_counter() - began
 
@@ -207,7 +220,7 @@ def _start_name(store: Store, rank: int, size: int) -> str:
         time.sleep(0.05)
         if store.check([f"marble/{name}/{word}"]):  # an old name is never confirmed
             return name
-    raise RuntimeError("rank 0 did not answer")
+    raise RuntimeError("Timed out waiting for rank 0")
 
 
 def _timeout() -> float:

@@ -33,6 +33,8 @@ class World:
     """Time spent in collectives so far, waiting for other ranks included."""
     lockstep = False
     """The base model is sharded: all ranks must make the same forward and backward passes."""
+    broken: RunStopped | None = None
+    """Why an exchange failed. From then on every collective raises it: the ranks can no longer talk to each other."""
 
     @property
     def first(self) -> bool:
@@ -40,11 +42,9 @@ class World:
         return self.rank == 0
 
     def share(self, count: int, rank: int | None = None) -> range:
-        """The contiguous range of ``count`` items that a rank takes (default: this rank). Shares differ in size by at
-        most
-        one item."""
-        rank = self.rank if rank is None else rank
-        return range(count * rank // self.size, count * (rank + 1) // self.size)
+        """Which of ``count`` items a rank takes (default: this rank). They are dealt in turn, because neighbours are
+        often alike: prompts of one source, which some rewards do not score."""
+        return range(self.rank if rank is None else rank, count, self.size)
 
     def sum_(self, tensor: Tensor) -> None:
         """All-reduce: replace the tensor by its sum over all ranks."""
@@ -64,6 +64,10 @@ class World:
     def largest(self, value: int) -> int:
         """All-reduce: the largest value of all ranks."""
         return value
+
+    def check_exchange(self, device: torch.device) -> None:
+        """One exchange on the device that the ranks train on, so that a run that cannot exchange gradients stops before
+        it loads a model."""
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:

@@ -112,7 +112,8 @@ def evaluate(
         conditioning = prompt_cache.encode([prompt.text for prompt, _ in padded])
         return try_sample(model, noise, conditioning, sigmas, config.solver)
 
-    kept: dict[int, bytes] = {}
+    kept: dict[int, tuple[int, bytes]] = {}
+    done = 0
     failure = world.deferring(RunStopped)
     with scorer.in_background(scorer.names, [prompt for batch in own for prompt, _ in batch]) as scoring:
         for place, batch in zip(share, own, strict=True):
@@ -122,24 +123,29 @@ def evaluate(
             with failure:
                 sampled.raise_failure()
                 shown = sampled.images[: len(batch)]
-                rows = enumerate(shown, place * config.batch_size)
-                kept |= {row: webp(image) for row, image in rows if row in wanted}
+                for i, image in enumerate(shown):
+                    if (row := place * config.batch_size + i) in wanted:
+                        kept[row] = done + i, webp(image)
+                done += len(batch)
                 scoring.add(shown)
                 on_images(len(batch))
         if world.lockstep and len(own) < len(batches) / world.size:
             sample_batch(batches[0])  # the shares of other ranks are one batch longer: make as many passes as they do
         failure.raise_held()
         scores = scoring.finish()
-    first_row = share.start * config.batch_size
-    noted = {row: KeptImage(data, scoring.notes(row - first_row)) for row, data in kept.items()}
-    table = _joined(world.gather(scores))
+    noted = {row: KeptImage(data, scoring.notes(scored)) for row, (scored, data) in kept.items()}
+    table = _joined(world.gather(scores), [len(batch) for batch in batches], world)
     gathered = world.gather_first(noted) if wanted else []
     shown_rows = {row: image for part in gathered for row, image in part.items()}
     return Evaluation(chosen, config.images_per_prompt, table, shown_rows)
 
 
-def _joined(parts: Sequence[RewardTable]) -> RewardTable:
-    """Of all ranks; one may have had no batch."""
-    tables = [part for part in parts if len(part.values)]
-    applicable = torch.cat([part.applicable for part in tables])
-    return RewardTable(tables[0].names, torch.cat([part.values for part in tables]), applicable)
+def _joined(parts: Sequence[RewardTable], sizes: Sequence[int], world: World) -> RewardTable:
+    """The table of all ranks, in the order of the batches. ``sizes``: images of each batch."""
+    rows = torch.arange(sum(sizes)).split(list(sizes))
+    values = torch.zeros(sum(sizes), len(parts[0].names), dtype=parts[0].values.dtype)
+    applicable = torch.zeros(values.shape, dtype=torch.bool)
+    for rank, part in enumerate(parts):
+        if own := [rows[i] for i in world.share(len(sizes), rank)]:  # a rank may have had no batch
+            values[torch.cat(own)], applicable[torch.cat(own)] = part.values, part.applicable
+    return RewardTable(parts[0].names, values, applicable)

@@ -136,6 +136,8 @@ def evaluate_target(
     pictures; with ``save_images`` those of all prompts."""
     model = model_config(target, model_path, settings.model)
     inputs = check_inputs(settings.model_copy(update={"model": model.model_copy(update={"device": device})}))
+    if world.size > 1:
+        inputs.scorer.check_devices(world.size)
     prompts = inputs.heldout
     if prompts_file is not None:
         prompts = read_prompt_file(prompts_file)

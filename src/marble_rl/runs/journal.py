@@ -72,14 +72,21 @@ class Journal(ExitStack):
         return self
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Write the metrics of a step to all outputs. Time, memory and reward calls are added to ``metrics`` itself."""
-        metrics |= self._scoring()
-        metrics |= self._times()
-        metrics["memory/peak_mb"] = self._world.largest(peak_bytes(self._device)) / 2**20
-        self._trackers.log(step, metrics)  # before the file, so that trackers have every step that the file has
-        if self._file is not None:
-            self._file.append(step, metrics)
-        self.display.step_done(step + 1, metrics)
+        """Write the metrics of a step to all outputs. Time, memory and reward calls are added to ``metrics`` itself.
+
+        If the ranks can no longer talk to each other, the step is written without what they would have gathered: its
+        checkpoint is about to be saved."""
+        peak = peak_bytes(self._device)
+        try:
+            metrics |= self._scoring()
+            peak = self._world.largest(peak)
+        finally:
+            metrics |= self._times()
+            metrics["memory/peak_mb"] = peak / 2**20
+            self._trackers.log(step, metrics)  # before the file, so that trackers have every step that the file has
+            if self._file is not None:
+                self._file.append(step, metrics)
+            self.display.step_done(step + 1, metrics)
 
     def save_images(self, rollout: Rollout, step: int) -> None:
         """Write a grid of the rollout's images to samples/ and the trackers, if `images_every` falls on one of its

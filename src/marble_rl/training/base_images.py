@@ -108,8 +108,9 @@ class BaseImages:
         if not by_index:
             return
         with display.stage(STAGE):
-            for part in self._world.gather(self._scored(list(by_index.values()), display)):
-                self._known |= part
+            parts = self._world.gather(self._scored(list(by_index.values()), display))
+            scored = {index: score for part in parts for index, score in part.items()}
+            self._known |= {index: scored[index] for index in by_index}  # the same file, however many ranks
             with self._world.failing_together():
                 if self._world.first:
                     with storage_errors(str(self._path)):

@@ -34,8 +34,8 @@ class TrainingBatch:
     """[N] 0 or 1: the half that the sample's group belongs to"""
     update_halves: Tensor
     """``halves`` of this update's samples on all ranks"""
-    first: int
-    """Index of this rank's first sample in ``update_halves``; its samples are contiguous"""
+    places: Tensor
+    """[N] index of the sample in ``update_halves``, ascending"""
     sigmas: Tensor
     """[N, M] noise levels, drawn for each sample from `Loss.levels` without replacement"""
     seed: int
@@ -61,22 +61,32 @@ class TrainingBatch:
         """Number of (sample, noise level) pairs on all ranks."""
         return len(self.update_halves) * self.sigmas.shape[1]
 
-    def micro_batches(self, size: int) -> Iterator[tuple[int, Tensor, int]]:
-        """Yield (number, samples [<= size], index of the noise level) of each micro-batch.
+    def micro_batches(self, size: int, every: int = 1, offset: int = 0) -> Iterator[tuple[Tensor, int, bool]]:
+        """Yield (samples [<= size], index of the noise level, whether to regularise) of each micro-batch.
 
-        A micro-batch holds samples of one half only, so that a half's gradient needs no extra pass. The number decides
-        which micro-batches compute the KL term (`regularize_every`). It must not depend on how samples are divided
-        over ranks: every rank numbers the micro-batches of all ranks, and yields its own samples of each.
+        A micro-batch holds samples of one half only, so that a half's gradient needs no extra pass. One in ``every`` is
+        regularised (`regularize_every`). Which samples are must not depend on how they are divided over ranks: every
+        rank numbers the pieces of ``size`` samples of all ranks. It has only some samples of each piece, and joins
+        those that are treated alike into full micro-batches.
         """
+        own = torch.full((len(self.update_halves),), -1)
+        own[self.places] = torch.arange(len(self.places))
         number = 0
         for half in (0, 1):
-            rows = (self.update_halves == half).nonzero()[:, 0] - self.first
-            for part in rows.split(size) if len(rows) else ():
-                own = part[(part >= 0) & (part < len(self.halves))]
+            rows = own[self.update_halves == half]
+            waiting: dict[tuple[int, bool], Tensor] = {}
+            for piece in rows.split(size) if len(rows) else ():
                 for level in range(self.sigmas.shape[1]):
-                    if len(own):
-                        yield number, own, level
+                    alike = (level, number % every == offset)
+                    joined = torch.cat([waiting.pop(alike, piece[:0]), piece[piece >= 0]])
+                    if len(joined) >= size:
+                        yield joined[:size], *alike
+                        joined = joined[size:]
+                    if len(joined):
+                        waiting[alike] = joined
                     number += 1
+            for alike, joined in waiting.items():
+                yield joined, *alike
 
 
 def training_batch(rollout: Rollout, update: int, loss: Loss, *, seed: int, step: int) -> TrainingBatch:
@@ -94,14 +104,14 @@ def training_batch(rollout: Rollout, update: int, loss: Loss, *, seed: int, step
         for slot, sample in zip(slots.tolist(), samples.tolist(), strict=True)
     ]
     return TrainingBatch(
-        x0=rollout.x0[here.start : here.stop],
+        x0=rollout.x0[here[0] : here[-1] + 1],
         conditioning=rollout.conditioning,
         groups=rows // rollout.group_size,
         slots=slots,
         samples=samples,
         halves=half_of_slot[slots],
         update_halves=half_of_slot[torch.tensor(all_rows) // rollout.group_size],
-        first=table_rows.start - all_rows.start,
+        places=torch.tensor(table_rows) - all_rows[0],
         sigmas=levels[torch.stack(chosen)],
         seed=seed,
         step=step,

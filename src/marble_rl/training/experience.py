@@ -6,6 +6,7 @@ may need the whole rollout.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -94,7 +95,7 @@ class ExperienceSource:
     ) -> tuple[Rollout, RewardTable]:
         """Sample this rank's groups; each is scored in the background while the next one is sampled."""
         c, scorer = self._config, self._inputs.scorer
-        groups = share_of_groups(self._world, drawn)
+        groups = shares_of_groups(drawn, self._world.size)[self._world.rank]
         prompts = [group.prompt for group in groups for _ in range(c.rollout.group_size)]
         off = c.rewards_off(step)
         seconds_before = scorer.seconds
@@ -126,21 +127,28 @@ class ExperienceSource:
         return rollout, table
 
 
-def share_of_groups(world: World, groups: Sequence[Group], rank: int | None = None) -> tuple[Group, ...]:
-    """The groups that a rank (by default this one) samples: its share of the groups of each update."""
-    own: list[Group] = []
-    for update in sorted({group.update for group in groups}):
-        together = [group for group in groups if group.update == update]
-        own += [together[i] for i in world.share(len(together), rank)]
-    return tuple(own)
+def shares_of_groups(groups: Sequence[Group], ranks: int) -> list[tuple[Group, ...]]:
+    """The groups that each rank samples, in slot order.
+
+    Ranks get equally many groups of each update, as near as whole groups allow, and, where there is a choice, of each
+    prompt source: sources differ in the rewards that score them, and the slowest rank sets the pace.
+    """
+    shares: list[list[Group]] = [[] for _ in range(ranks)]
+    dealt = Counter[tuple[int, int | str]]()
+    for group in sorted(groups, key=lambda group: (group.update, group.prompt.source)):
+        update, source = group.update, group.prompt.source
+        rank = min(range(ranks), key=lambda r: (dealt[r, update], dealt[r, source], len(shares[r])))
+        dealt.update([(rank, update), (rank, source)])
+        shares[rank].append(group)
+    return [tuple(sorted(share, key=lambda group: group.slot)) for share in shares]
 
 
 def gather_table(world: World, own: RewardTable, groups: Sequence[Group], group_size: int) -> RewardTable:
     """Gather the scores of all ranks into one table, in slot order. ``groups``: the groups of all ranks."""
     values = torch.zeros(len(groups) * group_size, len(own.names), dtype=own.values.dtype)
     applicable = torch.zeros(values.shape, dtype=torch.bool)
-    for rank, part in enumerate(world.gather(own)):
-        slots = torch.tensor([group.slot for group in share_of_groups(world, groups, rank)])
+    for share, part in zip(shares_of_groups(groups, world.size), world.gather(own), strict=True):
+        slots = torch.tensor([group.slot for group in share])
         rows = (slots[:, None] * group_size + torch.arange(group_size)).flatten()
         values[rows], applicable[rows] = part.values, part.applicable
     return RewardTable(own.names, values, applicable)

@@ -5,7 +5,7 @@ losses -> gradients -> coefficients -> update
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,7 +95,7 @@ class Learner:
         self,
         batch: TrainingBatch,
         scored: Scored,
-        rows: range,
+        rows: Sequence[int],
         display: Display,
         rates: Mapping[str, float] | None = None,
     ) -> Proposal:
@@ -123,7 +123,7 @@ class Learner:
             self.updater.update_old_policy(self.step)
         return {"update/norm": norm, **guards}
 
-    def _combined(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> Proposal:
+    def _combined(self, batch: TrainingBatch, scored: Scored, rows: Sequence[int], display: Display) -> Proposal:
         """An ordinary step: one advantage, one backward pass (docs/method.md, section 3, step 7)."""
         combination = self.rule.combine(self.step, scored)
         with display.stage("gradients"):
@@ -137,7 +137,7 @@ class Learner:
         self,
         batch: TrainingBatch,
         scored: Scored,
-        rows: range,
+        rows: Sequence[int],
         display: Display,
         rates: Mapping[str, float] | None,
     ) -> Proposal:
@@ -169,7 +169,9 @@ class Learner:
             return self.rule.weigh(self.step, gradients, rates)
         return self.rule.weigh(self.step, gradients)
 
-    def _reward_gradients(self, batch: TrainingBatch, scored: Scored, rows: range, display: Display) -> PolicyGradients:
+    def _reward_gradients(
+        self, batch: TrainingBatch, scored: Scored, rows: Sequence[int], display: Display
+    ) -> PolicyGradients:
         """Gradients of the K rewards and, as the last column, of the weighted-sum probe."""
         probe = scored.weighted_sum(weight_vector(self.names, self.rule.sum_weights(self.config.balance)))
         columns = torch.cat([scored.advantages, probe[:, None]], dim=1)[rows]

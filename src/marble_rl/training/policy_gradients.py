@@ -147,8 +147,7 @@ class GradientStage:
         every = self.loss.settings.regularize_every
         offset = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
         totals = torch.zeros(2 + columns, dtype=torch.float64)
-        for number, rows, level in batch.micro_batches(size):
-            regularize = number % every == offset
+        for rows, level, regularize in batch.micro_batches(size, every, offset):
             # Do not assign the losses to a variable: their graph would stay in memory during the next forward pass.
             totals += self._differentiate(
                 request, accumulator, *self._losses(request, rows, level, regularize, scale), rows, regularize

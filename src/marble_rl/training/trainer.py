@@ -21,7 +21,6 @@ from marble_rl.distributed.world import World, check_same_rewards, check_same_we
 from marble_rl.errors import (
     MarbleError,
     NonFiniteGradient,
-    RankLost,
     RewardExploited,
     RewardsAbandoned,
     RunStopped,
@@ -100,8 +99,9 @@ class Trainer:
             self._inputs = check_inputs(config)
             check_world(self.world, config.rollout.groups, config.rollout.updates)
             check_sharding(config, self.world)
+            self._inputs.scorer.check_devices(self.world.size)
             self._device = self.world.pick_device(config.model.device)
-            self._inputs.scorer.check_devices()
+            self.world.check_exchange(self._device)
             check_trackers(tracker_settings(config, self.world))
             self._changes = self.folder.check_start(config, mode) if self.world.first else []
         self._interrupts = Interrupts(
@@ -315,8 +315,8 @@ class Trainer:
         try:
             yield
         except RunStopped as stop:
-            if isinstance(stop, RankLost):
-                self._write_checkpoint()
+            if self.world.broken is not None:
+                self._write_checkpoint()  # alone: the other ranks cannot be asked any more
             elif not isinstance(stop, StorageFailed):
                 with self.world.failing_together():
                     self._write_checkpoint()

@@ -129,6 +129,21 @@ def test_a_device_that_is_not_there_is_found_before_anything_is_loaded() -> None
         scorer.check_devices()
 
 
+@pytest.mark.parametrize(("configured", "declared"), [("cuda:1", None), (None, "cuda:1"), ("cuda:1", "cpu")])
+def test_one_gpu_is_refused_for_the_rewards_of_several_ranks(configured: str | None, declared: str | None) -> None:
+    """Each rank would load a copy there."""
+    reward = Mean()
+    reward.traits = Traits(device=declared)
+    scorer = Scorer([RewardConfig(type="x:y", name="r", device=configured)], {"r": reward})
+    with pytest.raises(InputError, match=r"rewards \(r\)\.device: 'cuda:1' is the same .* 8 ranks.*`type: remote`"):
+        scorer.check_devices(8)
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "cpu:0"])
+def test_several_ranks_may_have_rewards_on_their_own_gpu_and_on_the_cpu(device: str | None) -> None:
+    Scorer([RewardConfig(type="x:y", name="r", device=device)], {"r": Mean()}).check_devices(8)
+
+
 # Failures
 
 

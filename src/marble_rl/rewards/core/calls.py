@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from marble_rl.devices import pick_device
+from marble_rl.devices import parse_device, pick_device
 from marble_rl.errors import InputError, RewardFailed, described
 from marble_rl.plugins import user_code
 from marble_rl.rewards.core.base import Reward, RewardBatch, Scores, Traits, traits_of
@@ -108,15 +108,34 @@ class CalledReward:
             return InputError(f"rewards: {self.name!r} cannot be loaded: {described(error)}")
 
         with user_code(failed, passing=()):
-            wanted = self.config.device or self.traits.device
-            self.device = device if wanted is None else pick_device(wanted, f"rewards ({self.name}).device")
+            wanted = self._wanted_device
+            self.device = device if wanted is None else pick_device(wanted, self._device_key)
             self.reward.load(self.device)
         self._loaded = True
 
-    def check_device(self) -> None:
-        """Raise InputError unless the device that the config names exists."""
+    def check_device(self, ranks: int = 1) -> None:
+        """Raise InputError unless the device that the config names exists, and is not one GPU for several ranks."""
+        wanted = self._wanted_device
+        if ranks > 1 and wanted is not None:
+            device = parse_device(wanted, self._device_key)
+            if device.type != "cpu" and device.index is not None:
+                raise InputError(
+                    f"{self._device_key}: {wanted!r} is the same for every rank of a machine, and there are {ranks} "
+                    "ranks: each would load a copy of the reward there. Leave device out, so that each rank scores on "
+                    "its own GPU, or set cpu; or load the reward once, in a server, and give `type: remote` "
+                    "(docs/rewards/remote.md)"
+                )
         if self.config.device is not None:
-            pick_device(self.config.device, f"rewards ({self.name}).device")
+            pick_device(self.config.device, self._device_key)
+
+    @property
+    def _wanted_device(self) -> str | None:
+        """By name; None: that of the trained model."""
+        return self.config.device or self.traits.device
+
+    @property
+    def _device_key(self) -> str:
+        return f"rewards ({self.name}).device"
 
     def score(self, batch: RewardBatch) -> list[float | None]:
         """Signed so that higher is better; None where the reward cannot judge. Raises RewardFailed."""

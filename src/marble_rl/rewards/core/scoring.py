@@ -101,10 +101,10 @@ class Scorer:
         for reward in self._rewards.values():
             reward.check_media(media)
 
-    def check_devices(self) -> None:
-        """Raise InputError unless the devices that the config names exist."""
+    def check_devices(self, ranks: int = 1) -> None:
+        """Raise InputError unless the devices that the config names exist, and are not one GPU for several ranks."""
         for reward in self._rewards.values():
-            reward.check_device()
+            reward.check_device(ranks)
 
     @property
     def seconds(self) -> float:

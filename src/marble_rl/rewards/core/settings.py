@@ -77,8 +77,8 @@ class RewardConfig(RewardChoice):
     """Pairs [from, until] of steps between which it is trained (until excluded; null: no end). Outside them, training
     does not score it either. null: always trained."""
     device: str | None = None
-    """Where its model runs, such as `cpu` or `cuda:1`. null: what the reward declares, by default the trained model's
-    device."""
+    """Where its model runs, such as `cpu` or `cuda:1`; under torchrun without a number, because every rank would load a
+    copy there. null: what the reward declares, by default the trained model's device."""
     precision: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of its torch operations, by autocast. null: what the reward declares, by default float32."""
     batch_size: PositiveInt | None = None
