@@ -6,7 +6,10 @@ What a backend may lack is asked for first: MPS, for one, has no float64 and cou
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -98,6 +101,23 @@ def has_float64(device: torch.device) -> bool:
 def in_float64(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in float64: on its own device if that has it, else on the CPU."""
     return (tensor if has_float64(tensor.device) else tensor.cpu()).to(torch.float64)
+
+
+@contextmanager
+def deterministic_kernels(wanted: bool) -> Iterator[None]:
+    """Within it, if ``wanted``, torch uses only kernels that give the same bits every time, or raises RuntimeError."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when the device is first used
+    before, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.backends.cudnn.benchmark = benchmark
 
 
 def synchronize(device: torch.device) -> None:

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import math
 import re
+import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from safetensors.torch import load_file, save_file
 
 from marble_rl.config import load_config
 from marble_rl.config.run import EvaluationConfig
@@ -643,3 +645,17 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         pick_device("xpu:2")
     with pytest.raises(InputError, match=r"model\.device: 'cuda' given, but torch finds the CPU and xpu"):
         pick_device("cuda")
+
+
+@pytest.mark.parametrize("part", ["transformer", "vae", "text_encoder", "text_encoder_3"])
+def test_a_part_that_lacks_weights_is_refused(part: str, tiny_sd3: Path, tmp_path: Path) -> None:
+    """diffusers and transformers would fill them in with random numbers."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_sd3, folder)
+    (file,) = (folder / part).glob("*.safetensors")
+    tensors = load_file(file)
+    lost = sorted(tensors)[len(tensors) // 2]
+    del tensors[lost]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=rf"model\.path: .*'{part}' lack 1 tensor, the first is {re.escape(lost)}"):
+        load_model(str(folder), torch.device("cpu"), 16)

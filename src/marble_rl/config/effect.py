@@ -11,6 +11,7 @@ WITHOUT_EFFECT = (
     "trainer.eval_every",
     "prompts.validation*",
     "trainer.shard_base",
+    "trainer.deterministic",
     "rollout.batch_size",
     "model.device",
     "rewards.*.retries",

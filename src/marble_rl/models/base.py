@@ -17,8 +17,8 @@ from torch import Tensor
 from marble_rl.errors import InputError
 from marble_rl.models.attention import HEAD, check_backward, choose_backend, leave_norms_plain
 from marble_rl.models.lora_formats import LoraFormat, write_lora
+from marble_rl.models.parts import load_parts
 from marble_rl.models.precision import PLAIN, MemorySettings, autocast
-from marble_rl.models.quantization import quantization
 from marble_rl.types import Conditioning, Media
 
 if TYPE_CHECKING:
@@ -125,10 +125,9 @@ class DiffusionModel(ABC):
     ) -> Self:
         """Read a pipeline from a folder or the hub."""
         cls.check_supported(path)
-        dtypes = {"vae": memory.vae_dtype, "default": memory.dtype}
-        pipeline = cls.diffusers_class().from_pretrained(
-            path, dtype=dtypes, use_safetensors=True, trust_remote_code=False, **quantization(memory)
-        )
+        kind = cls.diffusers_class()
+        parts = load_parts(kind.load_config(path), path, cls.text_parts, memory)
+        pipeline = kind.from_pretrained(path, trust_remote_code=False, **parts)
         model = cls(pipeline, device, text_length, guidance)
         model.save_memory(memory)
         return model

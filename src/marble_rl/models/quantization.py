@@ -12,11 +12,9 @@ from marble_rl.models.precision import MemorySettings
 
 
 def quantization(memory: MemorySettings) -> dict[str, Any]:
-    """The arguments of diffusers' ``from_pretrained`` for quantised weights."""
+    """The arguments of the transformer's ``from_pretrained`` for quantised weights."""
     if memory.quantize is None:
         return {}
-    from diffusers import PipelineQuantizationConfig
-
     if memory.quantize == "int8":
         from diffusers import TorchAoConfig
         from torchao.quantization import Int8WeightOnlyConfig
@@ -26,4 +24,4 @@ def quantization(memory: MemorySettings) -> dict[str, Any]:
         from diffusers import BitsAndBytesConfig
 
         config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=memory.dtype)
-    return {"quantization_config": PipelineQuantizationConfig(quant_mapping={"transformer": config})}
+    return {"quantization_config": config}

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
+
 from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
+from marble_rl.errors import MarbleError, RunStopped
 from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.out_of_memory import memory_errors
 
@@ -24,5 +27,19 @@ def explained(config: RunConfig, stage: Callable[[], str], lockstep: bool) -> It
     if lockstep:
         yield
     else:
-        with blaming_plugins(config), memory_errors(stage):
+        with blaming_plugins(config), memory_errors(stage), _determinism_errors():
             yield
+
+
+@contextmanager
+def _determinism_errors() -> Iterator[None]:
+    """An operation without a deterministic kernel, with `trainer.deterministic`."""
+    try:
+        yield
+    except MarbleError:
+        raise
+    except RuntimeError as error:
+        if "deterministic" not in str(error) or not torch.are_deterministic_algorithms_enabled():
+            raise
+        first = str(error).partition(". ")[0]
+        raise RunStopped(f"trainer.deterministic: {first}. Set it to false, and continue with --resume") from error

@@ -16,6 +16,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from marble_rl.config import RunConfig
+from marble_rl.devices import deterministic_kernels
 from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.distributed.world import World, check_same_rewards, check_same_weights, check_world, join
 from marble_rl.errors import (
@@ -120,6 +121,7 @@ class Trainer:
             self.folder.opened(self.config, self.world),
             logging_to(self.folder.path, self.world, self.console),
             self._interrupts,
+            deterministic_kernels(self.config.trainer.deterministic),
             blaming_plugins(self.config),
         ):
             try:

@@ -1,0 +1,44 @@
+"""The parts of a pipeline that have weights, loaded one by one: a part that lacks some of its weights is an error.
+
+diffusers and transformers fill in random numbers for what a file lacks, and only log it. Such a pipeline would train,
+and its text encoder would understand nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marble_rl.errors import InputError, count_of
+from marble_rl.models.precision import MemorySettings
+from marble_rl.models.quantization import quantization
+
+TRANSFORMER, VAE = "transformer", "vae"
+
+
+def load_parts(
+    index: Mapping[str, Any], path: str, text_parts: Sequence[str], memory: MemorySettings
+) -> dict[str, Any]:
+    """Transformer, autoencoder and text encoders by their names in the pipeline's ``index``, its model_index.json."""
+    loaded = {}
+    for part in (TRANSFORMER, VAE, *text_parts):
+        library, kind = index.get(part) or (None, "")
+        if library is None:  # Stable Diffusion 3 may come without its largest text encoder
+            continue
+        loaded[part], report = getattr(importlib.import_module(library), kind).from_pretrained(
+            path,
+            subfolder=part,
+            dtype=memory.vae_dtype if part == VAE else memory.dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **(quantization(memory) if part == TRANSFORMER else {}),
+        )
+        missing = sorted(report["missing_keys"])
+        if missing:
+            raise InputError(
+                f"model.path: {path}: the files of {part!r} lack {count_of(len(missing), 'tensor')}, the first is "
+                f"{missing[0]}; they would be random. Download the pipeline again, or save it again with the versions "
+                "of diffusers and transformers that are installed here"
+            )
+    return loaded
