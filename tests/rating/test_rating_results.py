@@ -105,7 +105,8 @@ def test_a_small_example_in_full(study: Path) -> None:
     assert tuned["win_rate"]["value"] == 7.5 / 8
     assert base["win_rate"]["value"] == (0.5 + 3.5) / 8
     assert inverted["mean"] == {"value": 1.0, "low": None, "high": None}, "all the same: no interval"
-    assert tuned["strength"]["value"] > base["strength"]["value"] > 0 > inverted["strength"]["value"]
+    assert tuned["strength"]["value"] > base["strength"]["value"] > inverted["strength"]["value"]
+    assert base["strength"]["value"] == pytest.approx(0, abs=1e-9)
 
 
 def test_a_model_that_always_wins_has_no_strength_and_that_is_said(study: Path) -> None:
