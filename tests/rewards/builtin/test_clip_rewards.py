@@ -25,10 +25,10 @@ from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Prompt
+from reward_device import DEVICE
 from tools.mini.scorers import TEXT_LENGTH, make_lessons, new_scorer
 from tools.mini.tokenizers import clip_tokenizer
 
-CPU = torch.device("cpu")
 COUNT = 8
 
 
@@ -64,7 +64,7 @@ def theirs(folder: Path, batch: RewardBatch) -> Any:
 def loaded(kind: str, **params: Any) -> Any:
     configs = [RewardConfig(type=kind, name="r", params=params)]
     rewards = build_rewards(configs)
-    Scorer(configs, rewards).load(CPU)
+    Scorer(configs, rewards).load(DEVICE)
     return rewards["r"]
 
 

@@ -23,8 +23,8 @@ from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Prompt
+from reward_device import DEVICE
 
-CPU = torch.device("cpu")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "##dish", "blue", "marble", "on", "the", "sign", ","]
 TOKENS = {word: place for place, word in enumerate([*WORDS, "[DEC]", "[ENC]"])}
 TEXT_LENGTH = 35
@@ -234,7 +234,7 @@ def loaded(model: Path | str | None = None) -> Any:
     params = {} if model is None else {"model": str(model)}
     configs = [RewardConfig(type="imagereward", name="r", params=params)]
     rewards = build_rewards(configs)
-    Scorer(configs, rewards).load(CPU)
+    Scorer(configs, rewards).load(DEVICE)
     return rewards["r"]
 
 

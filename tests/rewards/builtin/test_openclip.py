@@ -21,8 +21,8 @@ from marble_rl.rewards.builtin.clip import Hpsv2
 from marble_rl.rewards.builtin.openclip import read_model, to_transformers
 from marble_rl.rewards.core.base import Images, RewardBatch
 from marble_rl.types import Prompt
+from reward_device import DEVICE
 
-CPU = torch.device("cpu")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "!", "<|startoftext|>", "<|endoftext|>"]
 """As in CLIP's, the start and end tokens have the highest numbers."""
@@ -305,7 +305,7 @@ def cosines(squares: Images) -> list[float]:
 
 def scores(checkpoint: Path, processor: Path, images: Images) -> list[float]:
     reward = Hpsv2(model=str(checkpoint), processor=str(processor))
-    reward.load(CPU)
+    reward.load(DEVICE)
     return list(reward.score(RewardBatch(images, [Prompt(i, text, "s") for i, text in enumerate(PROMPTS)])))
 
 

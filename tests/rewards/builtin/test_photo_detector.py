@@ -34,11 +34,11 @@ from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.types import Prompt
+from reward_device import DEVICE
 from tools.mini.tokenizers import clip_tokenizer
 
 pytestmark = pytest.mark.full
 
-CPU = torch.device("cpu")
 HEIGHT, WIDTH = 48, 60
 LABELS = {0: "cat", 1: "mouse", 2: "N/A", 3: "sofa", 4: "dog"}
 KINDS = ("mask2former", "detr", "rt_detr")
@@ -177,7 +177,7 @@ NAMED = {0: "cat", 1: "computer mouse", 3: "couch", 4: "dog"}
 @pytest.mark.parametrize("threshold", [0.0, 0.3])
 def test_mask2former_finds_what_transformers_finds(folder: Path, images: Images, threshold: float) -> None:
     answer, processor = outputs(folder, images, "mask2former")
-    ours = load_finder(str(folder / "mask2former"), CPU).find(images, threshold)
+    ours = load_finder(str(folder / "mask2former"), DEVICE).find(images, threshold)
     assert compared(ours, answer, processor, threshold) >= len(images)
 
 
@@ -190,7 +190,7 @@ def test_separate_masks_are_those_of_transformers(folder: Path, threshold: float
     masks = radius - 1 - ((rows - y) ** 2 + (columns - x) ** 2).sqrt()
     classes = 3 * torch.randn(2, 12, len(LABELS) + 1, generator=generator)
     answer = SimpleNamespace(class_queries_logits=classes, masks_queries_logits=masks)
-    finder = load_finder(str(folder / "mask2former"), CPU)
+    finder = load_finder(str(folder / "mask2former"), DEVICE)
     ours = [finder._instances(c, m, (HEIGHT, WIDTH), threshold) for c, m in zip(classes, masks, strict=True)]
     assert compared(ours, answer, finder.processor, threshold) >= 4
     assert len({o.box for objects in ours for o in objects}) >= 3
@@ -235,7 +235,7 @@ def test_detr_finds_what_transformers_finds(folder: Path, images: Images, kind: 
     answer, processor = outputs(folder, images, kind)
     sizes = torch.tensor([[HEIGHT, WIDTH]] * len(images))
     theirs = processor.post_process_object_detection(answer, threshold=threshold, target_sizes=sizes)
-    ours = load_finder(str(folder / kind), CPU).find(images, threshold)
+    ours = load_finder(str(folder / kind), DEVICE).find(images, threshold)
     compared = 0
     for objects, result in zip(ours, theirs, strict=True):
         known = [i for i, label in enumerate(result["labels"].tolist()) if label in NAMED]
@@ -251,7 +251,7 @@ def test_detr_finds_what_transformers_finds(folder: Path, images: Images, kind: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pictures_can_be_shown_larger(folder: Path, images: Images, kind: str) -> None:
     """In their own shape (Mask2Former takes multiples of 32) or as a square; boxes stay in the picture's pixels."""
-    finder = load_finder(str(folder / kind), CPU, side=96)
+    finder = load_finder(str(folder / kind), DEVICE, side=96)
     shown: list[tuple[int, ...]] = []
     finder.model.register_forward_pre_hook(
         lambda _, __, given: shown.append(tuple(given["pixel_values"].shape)), with_kwargs=True
@@ -263,7 +263,7 @@ def test_pictures_can_be_shown_larger(folder: Path, images: Images, kind: str) -
 
 def photo(folder: Path, kind: str, **settings: Any) -> PhotoDetector:
     detector = PhotoDetector(model=str(folder / kind), colour_model=str(folder / "clip"), **settings)
-    detector.load(CPU)
+    detector.load(DEVICE)
     return detector
 
 
@@ -302,7 +302,7 @@ def test_the_reward_does_not_depend_on_the_batch(folder: Path, images: Images, k
 def loaded(**params: Any) -> Any:
     configs = [RewardConfig(type="geneval", name="objects", params=params)]
     rewards = build_rewards(configs)
-    Scorer(configs, rewards).load(CPU)
+    Scorer(configs, rewards).load(DEVICE)
     return rewards["objects"]
 
 
@@ -317,7 +317,7 @@ def test_pictures_are_resized_by_pillow_whatever_else_is_installed(
 ) -> None:
     """Without a suffix the name belongs to torchvision's variant, which would change scores from machine to machine."""
     monkeypatch.setattr(installed_transformers(), "CLIPImageProcessor", None)
-    embedder = ClipEmbedder(str(folder / "clip"), CPU)
+    embedder = ClipEmbedder(str(folder / "clip"), DEVICE)
     assert type(embedder.image_processor) is transformers.CLIPImageProcessorPil
     asked: list[dict[str, Any]] = []
     plain = transformers.AutoImageProcessor.from_pretrained
@@ -327,7 +327,7 @@ def test_pictures_are_resized_by_pillow_whatever_else_is_installed(
         return plain(path, **settings)
 
     monkeypatch.setattr(transformers.AutoImageProcessor, "from_pretrained", noted)
-    finders = [load_finder(str(folder / kind), CPU) for kind in KINDS]
+    finders = [load_finder(str(folder / kind), DEVICE) for kind in KINDS]
     assert [options["backend"] for options in asked] == ["pil"] * len(KINDS)
     assert all(type(finder.processor).__name__.endswith("Pil") for finder in finders)
 
@@ -373,7 +373,7 @@ def test_unused_numbers_have_no_name() -> None:
 
 
 def colour_namer(folder: Path, batch_size: int = 8) -> ColourNamer:
-    return ColourNamer(ClipEmbedder(str(folder / "clip"), CPU), batch_size)
+    return ColourNamer(ClipEmbedder(str(folder / "clip"), DEVICE), batch_size)
 
 
 def crops(images: Images) -> list[Image.Image]:
