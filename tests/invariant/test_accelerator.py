@@ -160,19 +160,10 @@ def test_a_planted_mix_of_devices_is_found(bug: str, tmp_path: Path) -> None:
 
 def test_the_reward_models_score_on_it() -> None:
     """Their own tests, with independent references, on this device."""
-    files = [
-        f"rewards/builtin/test_{name}.py" for name in ("clip_rewards", "openclip", "imagereward", "photo_detector")
-    ]
+    models = ("clip_rewards", "openclip", "imagereward", "photo_detector")
+    files = [f"rewards/builtin/test_{name}.py" for name in models]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *(f"rewards/builtin/test_{name}.py" for name in models),
-        ],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         env={**os.environ, VARIABLE: "sim"},
         stdout=subprocess.PIPE,
         text=True,
