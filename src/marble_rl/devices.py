@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -73,15 +73,39 @@ def use_accelerator(index: int) -> None:
         choose(index)
 
 
+def current_index(device: torch.device) -> int:
+    """Which one a device without a number is, for this thread."""
+    current = _offered(device, "current_device")
+    return 0 if current is None else int(current())
+
+
+def state_of_thread() -> Callable[[], None]:
+    """What a new thread calls first to compute as this one does. torch's number of threads and its current accelerator
+    belong to a thread, and would be those of a fresh process."""
+    threads, found = torch.get_num_threads(), accelerator()
+    in_use = None if found is None else _offered(found, "is_initialized")
+    # Asking for the current one would take memory on a GPU that nobody uses.
+    index = current_index(found) if found is not None and in_use is not None and in_use() else None
+
+    def take_over() -> None:
+        torch.set_num_threads(threads)
+        if index is not None:
+            use_accelerator(index)
+
+    return take_over
+
+
 def supports_bfloat16(device: torch.device) -> bool:
     """Whether the device computes in bfloat16 itself; a GPU before Ampere does not. One that this machine lacks, as in
     an estimate, is taken for a current one."""
     found = accelerator()
     if found is None or found.type != device.type:
         return device.type != "cpu"
+    if device.type == "cuda":
+        return torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 8
     asked = _offered(device, "is_bf16_supported")
     if asked is not None:
-        return bool(asked(including_emulation=False) if device.type == "cuda" else asked())
+        return bool(asked())
     try:
         ones = torch.ones(2, 2, dtype=torch.bfloat16, device=device)
         return bool((ones @ ones == 2).all())
@@ -92,10 +116,10 @@ def supports_bfloat16(device: torch.device) -> bool:
 @cache
 def has_float64(device: torch.device) -> bool:
     try:
-        torch.zeros(1, dtype=torch.float64, device=device)
-    except TypeError:  # what MPS raises
+        one = torch.ones(1, dtype=torch.float64, device=device)
+        return bool((one + one == 2).all())
+    except (TypeError, RuntimeError):  # of MPS, and of some XPUs
         return False
-    return True
 
 
 def in_float64(tensor: torch.Tensor) -> torch.Tensor:
@@ -110,13 +134,14 @@ def deterministic_kernels(wanted: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when the device is first used
-    before, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only, benchmark = torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
 
 
@@ -124,7 +149,7 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given; the CPU has."""
     wait = _offered(device, "synchronize")
     if wait is not None:
-        wait()
+        wait(*_index(device))
 
 
 def empty_cache() -> None:
@@ -143,8 +168,8 @@ def device_name(device: torch.device) -> str:
 
 def allocated_bytes(device: torch.device) -> int:
     """Bytes of torch's tensors on the device. On the CPU, and where a backend does not count them: resident memory."""
-    counted = _offered(device, "memory_allocated")
-    return resident() if counted is None else int(counted(device))
+    counted = _offered(device, "memory_allocated") or _offered(device, "current_allocated_memory")  # of MPS
+    return resident() if counted is None else int(counted(*_index(device)))
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -165,6 +190,11 @@ def peak_resident() -> int:
 def resident() -> int:
     """Resident memory in bytes; on systems without /proc, the peak so far."""
     return _status("VmRSS:") if STATUS.exists() else peak_resident()
+
+
+def _index(device: torch.device) -> tuple[torch.device, ...]:
+    """The argument that names the device; MPS has one only, and takes none."""
+    return () if device.type == "mps" else (device,)
 
 
 def _offered(device: torch.device, name: str) -> Any:

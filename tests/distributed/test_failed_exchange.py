@@ -1,10 +1,11 @@
-"""An exchange that fails says why, with torch's whole text, and the run is saved. The texts of gloo are those that
+"""An exchange that fails says why, with torch's text, and the run is saved. The texts of gloo are those that
 torch 2.13 raises when they are provoked, the texts of NCCL those that its users report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ NO_MEMORY = NCCL.format(
     "cuda", "ncclUnhandledCudaError: Call to CUDA function failed.", "Cuda failure 2 'out of memory'"
 )
 REFUSED = NCCL.format("system", SYSTEM, "Call to ibv_modify_qp failed with error Invalid argument")
+UNPINNED = NCCL.format("system", SYSTEM, "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory")
 GONE = NCCL.format(
     "remote", "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting.", "socket"
 )
@@ -56,6 +58,7 @@ KINDS: list[tuple[type[RunStopped], Exception]] = [
     (RankLost, RuntimeError(CLOSED)),
     (RankLost, ConnectionResetError(104, "Connection reset by peer")),
     (RankLost, dist.DistBackendError(GONE)),
+    (ExchangeFailed, dist.DistBackendError(UNPINNED)),
     (StorageFailed, dist.DistBackendError(FULL)),
     (StorageFailed, OSError(28, "No space left on device")),
     (OutOfMemory, dist.DistBackendError(NO_MEMORY)),
@@ -194,10 +197,10 @@ def test_the_first_exchange_is_made_before_a_model_is_loaded(
 ) -> None:
     exchange = dist.all_reduce
 
-    def failing(tensor: torch.Tensor, *options: Any, **group: Any) -> None:
-        if not group:  # the default group, which exchanges gradients on the device that trains
+    def failing(tensor: torch.Tensor, *options: Any, **named: Any) -> Any:
+        if "group" not in named:  # the default group, which exchanges gradients on the device that trains
             raise error
-        exchange(tensor, *options, **group)
+        return exchange(tensor, *options, **named)
 
     monkeypatch.setattr(dist, "all_reduce", failing)
     outcome = command(config, "--out", tmp_path / "run")
@@ -210,6 +213,25 @@ def test_the_first_exchange_is_made_before_a_model_is_loaded(
 
 def test_an_exchange_must_give_the_right_sum(world: DistributedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.check_exchange(torch.device("cpu"))
-    monkeypatch.setattr(dist, "all_reduce", lambda tensor, *options, **group: None if group else tensor.fill_(0.5))
-    with pytest.raises(ExchangeFailed, match=r"the sum of 1 ones is 0.5. Try NCCL_P2P_DISABLE=1"):
+    with_first_exchange(monkeypatch, lambda tensor: SimpleNamespace(is_completed=lambda: True, wait=tensor.zero_))
+    with pytest.raises(ExchangeFailed, match=r"the sum of 1 ones is 0. Try NCCL_P2P_DISABLE=1"):
         world.check_exchange(torch.device("cpu"))
+
+
+def test_an_exchange_that_hangs_at_the_start_is_given_up(
+    world: DistributedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marble_rl.distributed.torchrun.START_TIMEOUT", 0.05)
+    with_first_exchange(monkeypatch, lambda tensor: SimpleNamespace(is_completed=lambda: False))
+    with pytest.raises(ExchangeFailed, match=r"at the start, .*NCCL_DEBUG=INFO.*no result within 0.05 s"):
+        world.check_exchange(torch.device("cpu"))
+
+
+def with_first_exchange(monkeypatch: pytest.MonkeyPatch, answer: Callable[[torch.Tensor], object]) -> None:
+    """Another answer in the default group, which exchanges gradients on the device that trains."""
+    exchange = dist.all_reduce
+
+    def other(tensor: torch.Tensor, *options: Any, **named: Any) -> Any:
+        return exchange(tensor, *options, **named) if "group" in named else answer(tensor)
+
+    monkeypatch.setattr(dist, "all_reduce", other)

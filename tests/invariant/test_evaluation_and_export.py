@@ -367,7 +367,7 @@ def test_the_card_names_models_as_plain_diffusers_and_the_hub_know_them() -> Non
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "owner/name"
     assert 'from_pretrained("owner/name", dtype=torch.bfloat16)\npipe.to(device)' in card
     in_half = on_hub.model_copy(update={"model": on_hub.model.model_copy(update={"dtype": "float16"})})
-    assert 'from_pretrained("owner/name", dtype=torch.float16)' in model_card(model, in_half, 3, "ema")
+    assert 'from_pretrained("owner/name", dtype=torch.bfloat16)' in model_card(model, in_half, 3, "ema")
     assert "# base_model" not in card
 
 

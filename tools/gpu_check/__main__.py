@@ -77,7 +77,8 @@ def card(device: torch.device) -> str:
     if hasattr(properties, "total_memory"):
         described.append(f"{properties.total_memory / 2**30:.0f} GiB")
     if device.type == "cuda":
-        described.append(f"capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}")
+        described.append(f"capability {properties.major}.{properties.minor}")
+        described.append(f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}")
     described.append(f"bfloat16 {'yes' if supports_bfloat16(device) else 'no'}")
     return ", ".join(described)
 

@@ -64,8 +64,8 @@ class TrainerConfig(Section):
     """Samples in one forward pass of training. `auto` begins with 64 and halves it whenever memory runs out, before
     anything was changed."""
     deterministic: bool = False
-    """Ask torch for kernels whose result does not depend on timing, at a cost in speed: on a GPU, a resumed run then
-    equals the uninterrupted one. On the CPU it does anyway. The run stops at an operation without such a kernel."""
+    """Ask torch for kernels whose result does not depend on timing, at a cost in speed; on the CPU a run is the same
+    bit for bit anyway. The run stops at an operation without such a kernel."""
     shard_base: bool = False
     """Several ranks only: each keeps a shard of the frozen base model (FSDP2), for models that do not fit one
     card. See docs/distributed.md."""

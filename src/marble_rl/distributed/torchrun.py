@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 3600.0
 """Timeout of a collective in seconds. It must cover how much longer a rollout may take on the slowest rank."""
+START_TIMEOUT = 180.0
+"""Timeout of the exchange at the start in seconds."""
 LEAVE_TIMEOUT = timedelta(seconds=30)
 """Timeout of the barrier at the end of the program."""
 
@@ -95,17 +97,31 @@ class DistributedWorld(World):
 
     def check_exchange(self, device: torch.device) -> None:
         try:
+            self._raise_failures()
             with self._communicating():
                 number = torch.ones((), device=device)
-            self.sum_(number)
-            with self._communicating():
-                total = number.item()  # waits for the device, and raises what failed there
+                work = dist.all_reduce(number, async_op=True)
+                self._await(work)
+                total = number.item()  # raises what failed on the device
             if total != self.size:
                 raise ExchangeFailed(f"the sum of {self.size} ones is {total:g}. Try NCCL_P2P_DISABLE=1")
         except RunStopped as failed:
             if failed.shared:  # of a rank that did not come so far
                 raise
             raise type(failed)(f"at the start, before any model was loaded, on {device}: {failed}") from failed
+
+    def _await(self, work: dist.Work) -> None:
+        """Wait for the first exchange. One that hangs, as NCCL does where cards cannot reach each other, would
+        otherwise end the process after the timeout, without a message."""
+        deadline = time.monotonic() + min(START_TIMEOUT, _timeout())
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"no result within {min(START_TIMEOUT, _timeout()):g} s, although every rank has begun. Try "
+                    "NCCL_P2P_DISABLE=1"
+                )
+            time.sleep(0.01)
+        work.wait()
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -130,7 +146,7 @@ class DistributedWorld(World):
                     f"{key}: {name!r} is one GPU for {self.size} ranks; use auto, which gives each rank its own GPU"
                 )
             return device
-        if found.type not in dist.Backend.default_device_backend_map:
+        if _backend() == "gloo":
             raise InputError(f"{key}: torch has no collectives on {found.type}; use cpu, or start a single process")
         if self.local_rank >= device_count():
             raise InputError(
@@ -194,8 +210,10 @@ class DistributedWorld(World):
 def _backend() -> str:
     """gloo for tensors in the CPU's memory; for those on an accelerator what torch has for it, such as NCCL."""
     found = accelerator()
-    of_device = None if found is None else dist.Backend.default_device_backend_map.get(found.type)
-    return "gloo" if found is None or of_device is None else f"cpu:gloo,{found.type}:{of_device}"
+    name = None if found is None else dist.Backend.default_device_backend_map.get(found.type)
+    if found is None or name is None or found.type not in dist.Backend.backend_capability[name]:
+        return "gloo"
+    return f"cpu:gloo,{found.type}:{name}"
 
 
 def _start_name(store: Store, rank: int, size: int) -> str:

@@ -139,7 +139,8 @@ def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
     sample, samples = ("video", "frames") if model.makes_videos else ("image", "images")
     folder = '"THIS_FOLDER"'
     source = folder if merged else _literal(embedded(config.model.path, PIPELINE))
-    dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
+    # Not float16, in which many autoencoders overflow; training keeps them in float32.
+    dtype = "float32" if config.model.dtype == "float32" else "bfloat16"
     lines = [
         "import torch",
         f"from diffusers import {pipeline}",

@@ -126,7 +126,7 @@ class DiffusionModel(ABC):
         """Read a pipeline from a folder or the hub."""
         cls.check_supported(path)
         kind = cls.diffusers_class()
-        parts = load_parts(kind.load_config(path), path, cls.text_parts, memory)
+        parts = load_parts(kind.load_config(path), path, memory)
         pipeline = kind.from_pretrained(path, trust_remote_code=False, **parts)
         model = cls(pipeline, device, text_length, guidance)
         model.save_memory(memory)

@@ -135,7 +135,7 @@ def _in_original_layers(
     tensors: Mapping[str, Tensor], layers: Mapping[str, tuple[str, ...]], transformer: Any, layout: str
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B by layer of the original code. Where that stacks several layers, A is stacked too, and B has their Bs on
-    its diagonal, with zeros for a layer that is not adapted."""
+    its diagonal, with rows of zeros for a layer that is not adapted."""
     original = {part: name for name, parts in layers.items() for part in parts}
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for layer in sorted({layer_of(name) for name in tensors}):
@@ -149,14 +149,12 @@ def _in_original_layers(
         stack = original[pattern]
         if stack.replace("#", number) in pairs:
             continue
-        sample = tensors[layer + KINDS[0]]
         down, up = [], []
         for part in (part.replace("#", number) for part in layers[stack]):
             if part + KINDS[0] in tensors:
                 down.append(tensors[part + KINDS[0]])
                 up.append(tensors[part + KINDS[1]])
             else:
-                down.append(torch.zeros_like(sample))
-                up.append(sample.new_zeros(transformer.get_submodule(part).out_features, len(sample)))
+                up.append(tensors[layer + KINDS[0]].new_zeros(transformer.get_submodule(part).out_features, 0))
         pairs[stack.replace("#", number)] = torch.cat(down), torch.block_diag(*up)
     return pairs

@@ -7,8 +7,11 @@ and its text encoder would understand nothing.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Mapping
 from typing import Any
+
+from torch import nn
 
 from marble_rl.errors import InputError, count_of
 from marble_rl.models.precision import MemorySettings
@@ -17,16 +20,17 @@ from marble_rl.models.quantization import quantization
 TRANSFORMER, VAE = "transformer", "vae"
 
 
-def load_parts(
-    index: Mapping[str, Any], path: str, text_parts: Sequence[str], memory: MemorySettings
-) -> dict[str, Any]:
-    """Transformer, autoencoder and text encoders by their names in the pipeline's ``index``, its model_index.json."""
+def load_parts(index: Mapping[str, Any], path: str, memory: MemorySettings) -> dict[str, Any]:
+    """Transformer, autoencoder, encoders by their names in the pipeline's ``index``, its model_index.json."""
     loaded = {}
-    for part in (TRANSFORMER, VAE, *text_parts):
-        library, kind = index.get(part) or (None, "")
-        if library is None:  # Stable Diffusion 3 may come without its largest text encoder
+    for part, entry in index.items():
+        # Stable Diffusion 3 may come without its largest text encoder: [null, null].
+        library, name = entry if isinstance(entry, list | tuple) else (None, None)
+        kind: Any = None if library is None else getattr(importlib.import_module(library), str(name))
+        if not inspect.isclass(kind) or not issubclass(kind, nn.Module):
             continue
-        loaded[part], report = getattr(importlib.import_module(library), kind).from_pretrained(
+        load: Any = kind.from_pretrained  # type: ignore[attr-defined]
+        loaded[part], report = load(
             path,
             subfolder=part,
             dtype=memory.vae_dtype if part == VAE else memory.dtype,

@@ -139,7 +139,7 @@ def test_one_gpu_is_refused_for_the_rewards_of_several_ranks(configured: str | N
         scorer.check_devices(8)
 
 
-@pytest.mark.parametrize("device", [None, "cpu", "cpu:0"])
+@pytest.mark.parametrize("device", [None, "cpu", "cpu:0", "auto"])
 def test_several_ranks_may_have_rewards_on_their_own_gpu_and_on_the_cpu(device: str | None) -> None:
     Scorer([RewardConfig(type="x:y", name="r", device=device)], {"r": Mean()}).check_devices(8)
 

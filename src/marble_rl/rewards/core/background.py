@@ -17,6 +17,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
+from marble_rl.devices import state_of_thread
 from marble_rl.distributed.interrupts import seconds_since_stop
 from marble_rl.errors import RewardFailed, RewardsAbandoned, count_of
 from marble_rl.rewards.core.base import Images, NotedScore, RewardBatch
@@ -139,7 +140,7 @@ class Lane:
     def __init__(self, threads: int, name: str = "rewards") -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._work, args=(torch.get_num_threads(),), name=name, daemon=True)
+            threading.Thread(target=self._work, args=(state_of_thread(),), name=name, daemon=True)
             for _ in range(threads)
         ]
         for thread in self._threads:
@@ -162,7 +163,7 @@ class Lane:
                 check()
                 thread.join(POLL)
 
-    def _work(self, torch_threads: int) -> None:
-        torch.set_num_threads(torch_threads)  # OpenMP keeps this number for each thread
+    def _work(self, take_over: Callable[[], None]) -> None:
+        take_over()
         while (job := self._jobs.get()) is not None:
             job()

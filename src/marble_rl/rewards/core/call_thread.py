@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import torch
-
+from marble_rl.devices import state_of_thread
 from marble_rl.errors import Escaped, described
 from marble_rl.rewards.core.base import deadline_in
 
@@ -72,17 +71,15 @@ class CallThread:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        threading.Thread(
-            target=_make_calls, args=(self._jobs, torch.get_num_threads()), name="reward", daemon=True
-        ).start()
+        threading.Thread(target=_make_calls, args=(self._jobs, state_of_thread()), name="reward", daemon=True).start()
         weakref.finalize(self, self._jobs.put, None)
 
     def start(self, job: Job) -> None:
         self._jobs.put(job)
 
 
-def _make_calls(jobs: SimpleQueue[Job | None], torch_threads: int) -> None:
-    torch.set_num_threads(torch_threads)  # OpenMP keeps this number for each thread
+def _make_calls(jobs: SimpleQueue[Job | None], take_over: Callable[[], None]) -> None:
+    take_over()
     while (job := jobs.get()) is not None:
         job.make()
         del job  # while it waits for the next one, it must not keep the images of this one

@@ -109,14 +109,16 @@ class CalledReward:
 
         with user_code(failed, passing=()):
             wanted = self._wanted_device
-            self.device = device if wanted is None else pick_device(wanted, self._device_key)
+            named = device if wanted is None else pick_device(wanted, self._device_key)
+            # `cuda` without a number is the card of this rank, in whichever thread it is said.
+            self.device = device if named.type == device.type and named.index is None else named
             self.reward.load(self.device)
         self._loaded = True
 
     def check_device(self, ranks: int = 1) -> None:
         """Raise InputError unless the device that the config names exists, and is not one GPU for several ranks."""
         wanted = self._wanted_device
-        if ranks > 1 and wanted is not None:
+        if ranks > 1 and wanted not in (None, "auto"):
             device = parse_device(wanted, self._device_key)
             if device.type != "cpu" and device.index is not None:
                 raise InputError(

@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from marble_rl.devices import accelerator, allocated_bytes, device_count, resident
+from marble_rl.devices import accelerator, allocated_bytes, current_index, device_count, resident
 from marble_rl.errors import InputError, MarbleError, described, text_of
 from marble_rl.prompts.wanted import wanted_text
 from marble_rl.rewards.core.base import Images, RewardBatch, Scores, Traits
@@ -154,8 +154,7 @@ def _memory_in_use() -> dict[str, int]:
 def _memory_key(device: torch.device) -> str:
     if device.type == "cpu":
         return HOST
-    index = torch.accelerator.current_device_index() if device.index is None else device.index
-    return f"{device.type}:{index}"
+    return f"{device.type}:{current_index(device) if device.index is None else device.index}"
 
 
 def read_picture(path: Path) -> Images:
