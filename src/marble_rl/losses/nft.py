@@ -78,6 +78,7 @@ def _x0_error(velocity: Tensor, x0: Tensor, x_t: Tensor, time: Tensor) -> Tensor
     """Adaptively weighted squared error of the clean latent that ``velocity`` implies: [N]."""
     error = (x_t - time * velocity) - x0
     pixels = tuple(range(1, error.ndim))
-    wide = torch.float64 if has_float64(error.device) else torch.float32
-    weight = error.detach().abs().mean(pixels, dtype=wide).clamp_min(MIN_WEIGHT).to(error.dtype)
+    size = error.detach().abs()
+    size = size if has_float64(error.device) else size.cpu()
+    weight = size.mean(pixels, dtype=torch.float64).clamp_min(MIN_WEIGHT).to(error)
     return (error**2).mean(pixels) / weight
