@@ -100,6 +100,12 @@ def anything(*batch: Any, **meta: Any) -> list[float]:
     return steady(*batch)
 
 
+def goes_elsewhere(images: list[np.ndarray], prompts: list[str]) -> list[float]:
+    """As some libraries do, which look for their files in the current folder."""
+    os.chdir("/")
+    return darkness(images, prompts)
+
+
 class NeedsTarget(RewardBase):
     """Expects of every prompt what not every prompt has."""
 

@@ -215,3 +215,15 @@ def test_full_disk_during_a_checkpoint(tiny_sd3: Path, tmp_path: Path) -> None:
     train(config, run, "--resume")
     train(config, tmp_path / "whole")
     assert lora_bytes(run) == lora_bytes(tmp_path / "whole")
+
+
+def test_a_reward_that_changes_the_current_folder_moves_no_file(
+    tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("goes_elsewhere", "darkness"):
+        monkeypatch.chdir(tmp_path)
+        rewards = [{"name": "dark", "type": f"rewards_for_tests:{name}"}]
+        write_config(tmp_path / f"{name}.yaml", tiny_sd3, rewards=rewards)
+        train(Path(f"{name}.yaml"), Path(name), "--set", "trainer.steps=3")
+    assert lora_bytes(tmp_path / "goes_elsewhere") == lora_bytes(tmp_path / "darkness")
+    assert len(metrics(tmp_path / "goes_elsewhere")) == 3

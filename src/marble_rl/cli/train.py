@@ -43,11 +43,11 @@ def train(
     quiet_libraries()
     from rich.console import Console
 
-    from marble_rl.runs.folder import RunFolder
     from marble_rl.training.summary import print_summary
     from marble_rl.training.trainer import Trainer
 
-    result = Trainer(run, folder, mode=mode, world=world).train()
+    trainer = Trainer(run, folder, mode=mode, world=world)
+    result = trainer.train()
     if not world.first:
         return
     if as_json:
@@ -60,7 +60,7 @@ def train(
             }
         )
     else:
-        print_summary(Console(), RunFolder(result.out).metrics, run.trained_rewards)
+        print_summary(Console(), trainer.folder.metrics, run.trained_rewards)
         typer.echo(
             f"\nDone: {count_of(result.steps, 'step')}. LoRA for plain diffusers: {result.lora}\n\n"
             f"  marble sample {result.out} --prompt 'a prompt'\n"

@@ -59,15 +59,18 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.json"
-        self.metrics = path / "metrics.jsonl"
-        self.samples = path / "samples"
-        self.checkpoints = path / "checkpoints"
-        self.lora = path / "lora"
-        self.evaluation = evaluation_folder(path)
-        self.diagnosis = path / "diagnosis"
-        self.base_scores = path / "base_scores.json"
-        self.history = path / "history.json"
+        """As it was given, for messages"""
+        self.root = root = path.absolute()
+        """For files: a reward may change the current folder while the run goes on"""
+        self.config = root / "config.json"
+        self.metrics = root / "metrics.jsonl"
+        self.samples = root / "samples"
+        self.checkpoints = root / "checkpoints"
+        self.lora = root / "lora"
+        self.evaluation = evaluation_folder(root)
+        self.diagnosis = root / "diagnosis"
+        self.base_scores = root / "base_scores.json"
+        self.history = root / "history.json"
 
     @property
     def exists(self) -> bool:
@@ -81,7 +84,7 @@ class RunFolder:
             )
         if not self.checkpoints.exists() and RunFolder(self.path / "run").exists:
             raise InputError(f"{self.path} is the folder of a job; its run is {self.path / 'run'}: give that")
-        guard(self.path)
+        guard(self.root)
         try:
             load_config(self.config)
         except InputError as error:
@@ -134,7 +137,7 @@ class RunFolder:
         with ExitStack() as held:
             with world.failing_together():
                 if world.first:
-                    before = set(self.path.iterdir()) if self.path.is_dir() else None
+                    before = set(self.root.iterdir()) if self.root.is_dir() else None
                     contents = _contents((self.config, self.history)) if self.exists else None
                     steps_before = checkpoint_steps(self.checkpoints)
                     held.enter_context(self._locked())
@@ -155,9 +158,9 @@ class RunFolder:
     def _remove_except(self, before: set[Path] | None) -> None:
         """Remove all entries that are not in ``before``; None: remove the folder, which did not exist before."""
         if before is None:
-            shutil.rmtree(self.path)
+            shutil.rmtree(self.root)
             return
-        for entry in set(self.path.iterdir()) - before:
+        for entry in set(self.root.iterdir()) - before:
             if entry.is_dir():
                 shutil.rmtree(entry)
             else:
@@ -166,8 +169,8 @@ class RunFolder:
     def _locked(self) -> IO[str]:
         """The lock file, locked until it is closed."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / LOCK, "a+")  # noqa: SIM115  held until the run ends
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = open(self.root / LOCK, "a+")  # noqa: SIM115  held until the run ends
         except OSError as error:
             raise InputError(f"--out: cannot write to {self.path}: {reason(error)}; give another folder") from error
         if not _lock(lock):
@@ -181,7 +184,7 @@ class RunFolder:
 
     def in_use(self) -> bool | None:
         """Whether a process is training in this folder; None if unknown."""
-        return in_use(self.path)
+        return in_use(self.root)
 
 
 def _contents(files: Sequence[Path]) -> dict[Path, bytes]:

@@ -58,7 +58,7 @@ class Journal(ExitStack):
         if self._file is not None and self._file.dropped:
             moved = count_of(self._file.dropped, "line")
             LOG.info(f"metrics.jsonl: moved {moved} of steps after {step}, or damaged, to {DROPPED}")
-        tracked = TrackedRun(folder.path, config, step, logged)
+        tracked = TrackedRun(folder.root, config, step, logged)
         self._trackers = Trackers(tracker_settings(config, world), tracked, LOG.info)
         self.display = Display(console, config.trainer.steps, step, config.trained_rewards, config.logging.print_every)
         self._counts = scorer.counts()

@@ -119,7 +119,7 @@ class Trainer:
         saved."""
         with (
             self.folder.opened(self.config, self.world),
-            logging_to(self.folder.path, self.world, self.console),
+            logging_to(self.folder.root, self.world, self.console),
             self._interrupts,
             deterministic_kernels(self.config.trainer.deterministic),
             blaming_plugins(self.config),
@@ -135,7 +135,7 @@ class Trainer:
                     self._write_lora()
             except KeyboardInterrupt:  # a second signal, while there was no step to save
                 self._stop("stopped at once")
-        return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
+        return RunResult(self.folder.path, self.step, self.folder.path / self.folder.lora.name, metrics)
 
     def _run_steps(self) -> Metrics:
         """The steps that are left, with checkpoints between them; returns the metrics of the last one."""
@@ -222,7 +222,7 @@ class Trainer:
 
     def _load(self) -> None:
         """Load models, and the newest checkpoint where there is one."""
-        planned = plan(self.config, self._inputs, self.folder.path.parent) if self.world.first else None
+        planned = plan(self.config, self._inputs, self.folder.root.parent) if self.world.first else None
         self._remark_on_inputs(planned)
         # Rank 0 reads the checkpoint and broadcasts it, so that all ranks start from the same one.
         newest = resume_point(self.folder.checkpoints, self._say) if self.world.first else None
@@ -277,7 +277,7 @@ class Trainer:
         scores = self.folder.base_scores
         base = BaseImages(c, self._inputs.scorer, model, policy, cache, self.world, scores, self._say)
         self._source = ExperienceSource(c, self._inputs, model, policy, cache, self.world, base)
-        self._learner = Learner(c, model, policy, self.world, self.folder.path, self._say)
+        self._learner = Learner(c, model, policy, self.world, self.folder.root, self._say)
         self._watches = Watches(c)
         self._constants = ConstantRewards(c.trained_rewards)
         self._floors = Floors(c.guards)
