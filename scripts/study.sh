@@ -22,6 +22,26 @@ compare --methods base,joint,marble_alpha_over_norm --seeds 3-4
 compare --methods specialists --seeds 0-4
 # The weighted sum on raw scores, without dividing PickScore by 26.
 compare --methods weights:1,1,26,1,1 --seeds 0-2
+# The registered plan (docs/results/plan.md): A, specialists in few prompts; B is `fair` above; C, eight rewards.
+rare() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-rare.yaml --out "$OUT/rare" "$@" || holes; }
+rare --methods base,specialists,weighted_sum,gdpo,uniform,marble,fair --seeds 0-3
+rare --methods base,weighted_sum,gdpo,uniform,marble,fair --seeds 0-7
+# E, part A again with more images a prompt and new seeds.
+closely() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-rare.yaml --out "$OUT/closely" --set evaluation.images_per_prompt=8 "$@" || holes; }
+closely --methods base,weighted_sum,gdpo,uniform,fair --seeds 8-17
+many() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-many.yaml --out "$OUT/many" "$@" || holes; }
+many --methods base,specialists,weighted_sum,gdpo,unit_mean,fair --seeds 0-1
+many --methods base,weighted_sum,gdpo,unit_mean,fair --seeds 0-4
+# D, the opposing reward as an objective, as a guard at three floors, by weights, and not at all.
+guards() { OMP_NUM_THREADS=1 $MARBLE compare configs/mini-conflict.yaml --out "$OUT/guards" "$@" || holes; }
+guards --methods base,fair --seeds 0-4
+for floor in 1 2 3; do
+  guards --methods "guard_0$floor=balance={type: fair},rewards.5.guard={floor: -0.0$floor}" --seeds 0-3
+done
+guards --methods weights:1,1,1,1,1,0.5,weights:1,1,1,1,1,1,weights:1,1,1,1,1,2,weights:1,1,1,1,1,4 --seeds 0-2
+OMP_NUM_THREADS=1 $MARBLE compare configs/mini-conflict.yaml --out "$OUT/unguarded" --methods fair --seeds 0-3 \
+  --set rewards.5.held_out=true || holes
+${PYTHON:-python} -m tools.study.guards measure "$OUT/guards" "$OUT/unguarded"
 # Diagnoses of the gradients: at the beginning and end of training, and with a reward that opposes the others.
 diagnose() { [ -e "$1/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$1" --batches "$BATCHES"; }
 begin() { OMP_NUM_THREADS=1 $MARBLE train "configs/$1.yaml" --out "$2/diagnoses/beginning" --set trainer.steps=5 --resume-or-start; }

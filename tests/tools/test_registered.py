@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from jobs import result
 from marble_rl.compare.job_result import JobResult
 from marble_rl.compare.shares import MEAN, WORST
 from marble_rl.config import load_config
-from tools.study.registered import BALANCED, MANY, RARE, holm, judge, main, show
+from marble_rl.errors import InputError
+from tools.study.registered import BALANCED, CLOSELY, MANY, RARE, holm, judge, main, show
 
 WATCHED = {"aesthetic": 5.0, "tesseract": 0.4}
 
@@ -27,16 +29,20 @@ def job(method: str, seed: int, gains: dict[str, float]) -> JobResult:
 
 def plan(**worst: float) -> list[JobResult]:
     """Every job of the plan: specialists gain 1, a method its worst share of ocr and .8 of the rest, with noise."""
-    jobs = [job("base", seed, {}) for seed in RARE.seeds]
-    jobs += [
+    alone = [
         job(f"only-{reward}", seed, {reward: 1.0 + 0.01 * (seed - 1.5)})
         for reward in RARE.rewards
         for seed in RARE.specialists_seeds
     ]
+    return [*alone, *joint(RARE.seeds, **worst)]
+
+
+def joint(seeds: Sequence[int], **worst: float) -> list[JobResult]:
+    jobs = [job("base", seed, {}) for seed in seeds]
     levels = {"fair": 0.5, "weighted_sum": 0.2, "gdpo": 0.3, "uniform": 0.1, "marble": 0.4} | worst
     dice = np.random.default_rng(0)
     for method, level in levels.items():
-        for seed in RARE.seeds:
+        for seed in seeds:
             jobs.append(job(method, seed, dict.fromkeys(RARE.rewards, 0.8) | {"ocr": level + 0.02 * dice.normal()}))
     return jobs
 
@@ -152,3 +158,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "A1 (worst share): confirmed" in out
     assert WORST in out
     assert MEAN in out
+
+
+def test_denominators_of_another_part() -> None:
+    """On seeds that the specialists do not have; their base model is that of their own seeds."""
+    fresh = joint(CLOSELY.seeds)
+    judged = judge(fresh, CLOSELY, plan())
+    assert judged.missing == []
+    assert judged.against["gdpo"].worst.n == 10
+    assert judged.against["gdpo"].worst.mean == pytest.approx(0.2, abs=0.03)
+    assert "E1 (worst share): confirmed." in judged.sentences[0]
+    with pytest.raises(InputError, match=r"--specialists: 0 of 24 jobs found; give the results of part A"):
+        judge(fresh, CLOSELY)

@@ -12,7 +12,7 @@ from marble_rl.config import load_config
 from marble_rl.diagnose.record import AdvantageFacts, AppliedFigures, Diagnosis, DirectionFigures, QpFacts
 from marble_rl.errors import InputError
 from marble_rl.intervals import Interval
-from tools.study.__main__ import take
+from tools.study.__main__ import PAGES, take
 from tools.study.claims import (
     PAPER,
     UNSCALED,
@@ -28,8 +28,9 @@ from tools.study.claims import (
     no_specialist_wins,
     rewards_rise,
 )
-from tools.study.findings import PARTS, Study, Whole, read_whole
-from tools.study.page import gradients_page, results_page
+from tools.study.findings import Study, Whole, parts_in, read_whole
+from tools.study.page import gradients_page, paper_page, results_page, tables_page
+from tools.study.registered import RARE
 from tools.study.variants import OURS, REMOVED, judge_ours
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +75,7 @@ LOW, HIGH = [0.1] * 6, [0.5] * 6
 
 def test_the_page_shows_how_much_of_a_specialists_gain_each_method_has() -> None:
     own = {f"only-{name}": [0.5 if name == other else 0.1 for other in REWARDS] for name in REWARDS[:5]}
-    page = results_page(Whole(study({"base": LOW, "marble": [0.3, 0.2, 0.1, 0.0, 0.5, 0.2], **own})))
+    page = tables_page(Whole(study({"base": LOW, "marble": [0.3, 0.2, 0.1, 0.0, 0.5, 0.2], **own})))
     assert "## How much of a specialist's gain" in page
     assert "| marble | 3 | 0.500000 ±" in page
 
@@ -216,7 +217,8 @@ def test_a_reward_that_is_silent_in_all_batches_is_a_question_mark() -> None:
 def test_every_claim_is_judged_and_told() -> None:
     scores = {"base": LOW, "weighted_sum": LOW, "sequential": LOW, "gdpo": LOW, "uniform": LOW, "marble": HIGH}
     data = study(scores | dict.fromkeys(OURS, HIGH), {"marble-seed0": diagnosis((0.8, 0.0), (0.9, 0.85))})
-    page = results_page(Whole(data, study({"base": LOW, "marble": HIGH})))
+    whole = Whole(data, study({"base": LOW, "marble": HIGH}))
+    page = paper_page(whole)
     for judged in (*judge_paper(data), *judge_ours(data)):
         assert f"| {judged['claim']} |" in page
         assert f"**{judged['verdict']}** | {judged['text']} |" in page
@@ -229,9 +231,8 @@ def test_every_claim_is_judged_and_told() -> None:
     assert "| at 16 times as many images | 0.600 | ? |" in gradients
     assert "| cosine of `marble`'s direction with the mean of other images | +0.30 (+0.28 to +0.32) |" in gradients
     assert "is 0.400 on average; 25 % of the mini-batches" in gradients
-    assert (
-        page.count("| marble | 3 | ▲ +0.4") == 3
-    )  # against the weighted sum, the base model, and the same with conflict
+    against = tables_page(whole).count("| marble | 3 | ▲ +0.4")
+    assert against == 3, "the weighted sum, the base model, and the same with conflict"
 
 
 def test_nothing_is_said_of_held_out_rewards_that_are_not_there() -> None:
@@ -243,9 +244,8 @@ def test_nothing_is_said_of_held_out_rewards_that_are_not_there() -> None:
 def test_what_crashed_is_told() -> None:
     crash = job("sequential", 0, LOW).model_copy(update={"failed": Failure("train", 3, ["out of luck"])})
     data = Study([*study({"base": LOW, "marble": HIGH}).results, crash], {})
-    page = results_page(Whole(data))
-    assert "HOLE: sequential seed 0 crashed (train, exit code 3): out of luck" in page
-    assert "There are not two seeds of sequential yet. 1 of sequential crashed." in page
+    assert "HOLE: sequential seed 0 crashed (train, exit code 3): out of luck" in tables_page(Whole(data))
+    assert "There are not two seeds of sequential yet. 1 of sequential crashed." in paper_page(Whole(data))
 
 
 def written(folder: Path) -> Path:
@@ -267,7 +267,11 @@ def test_results_are_taken_over_whole_or_not_at_all(tmp_path: Path) -> None:
         take(written(tmp_path / "other" / ".." / "new2"), tmp_path / "new2")
     assert (kept / "jobs" / "old.json").exists()
     damaged.unlink()
+    (kept / "plan.md").touch()
+    written(kept / "rare")
     take(new, kept)
+    assert (kept / "plan.md").exists()
+    assert (kept / "rare" / "jobs" / "base-seed0.json").exists(), "a part that the new study does not have"
     assert sorted(file.name for file in (kept / "jobs").iterdir()) == [
         f"{method}-seed{seed}.json" for method in ("base", "marble") for seed in range(3)
     ]
@@ -283,9 +287,24 @@ def test_a_claim_without_data_is_not_judged(claim: Claim) -> None:
 
 
 def test_a_page_of_the_base_model_alone() -> None:
-    page = results_page(Whole(study({"base": LOW})))
-    assert "Where rewards conflict" not in page
-    assert "**not measured**" in page
+    whole = Whole(study({"base": LOW}))
+    assert "Where rewards conflict" not in tables_page(whole)
+    assert "**not measured**" in paper_page(whole)
+    assert "B1 (worst share): not measured yet." in results_page(whole)
+
+
+def test_the_registered_parts_are_told_with_their_verdicts() -> None:
+    own = {f"only-{name}": [0.5 if name == other else 0.1 for other in REWARDS] for name in RARE.rewards}
+    scores = {"base": LOW, **own, "fair": [0.45] * 6, "weighted_sum": [0.2] * 6, "gdpo": HIGH, "uniform": HIGH}
+    jobs = [
+        job(method, seed, [value + NOISE[(seed + i) % 3] * (method != "base") for i, value in enumerate(values)])
+        for method, values in (scores | {"marble": HIGH}).items()
+        for seed in range(8)
+    ]
+    page = results_page(Whole(study({"base": LOW}), rare=Study(jobs, {})))
+    assert "| `fair` | 8 | " in page
+    assert "partly confirmed. The worst share of fair is above that of weighted_sum, below that of gdpo" in page
+    assert "### Rare specialists (part A)" in page
 
 
 def test_the_conflicting_reward_is_all_that_differs() -> None:
@@ -315,12 +334,13 @@ def test_the_sum_without_scales_takes_every_reward_as_published() -> None:
 @pytest.mark.full
 def test_the_page_is_made_of_the_results_beside_it() -> None:
     kept = read_whole(ROOT / "docs/results")
-    for name, page in (("results.md", results_page(kept)), ("results/gradients.md", gradients_page(kept))):
-        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == page, "run make results"
+    for path, page in PAGES.items():
+        assert (ROOT / path).read_text(encoding="utf-8") == page(kept), "run make results"
 
 
 @pytest.mark.parametrize(
-    ("folder", "config"), [(".", "mini-study.yaml"), *((part, f"mini-{part}.yaml") for part in PARTS)]
+    ("folder", "config"),
+    [(".", "mini-study.yaml"), *((part, f"mini-{part}.yaml") for part in parts_in(ROOT / "docs/results"))],
 )
 def test_the_results_kept_are_of_the_studys_config(folder: str, config: str) -> None:
     from marble_rl.compare.jobs import identity, plan_jobs
@@ -328,7 +348,7 @@ def test_the_results_kept_are_of_the_studys_config(folder: str, config: str) -> 
     kept = {file.stem: result for file, result in read_results(ROOT / "docs/results" / folder).items()}
     assert kept
     methods = ["all", UNSCALED] if folder == "." else ["all"]
-    planned = {job.name: job for job in plan_jobs(ROOT / "configs" / config, [], methods, range(5), ROOT)}
+    planned = {job.name: job for job in plan_jobs(ROOT / "configs" / config, [], methods, range(8), ROOT)}
     for name, result in kept.items():
         if result.method not in REMOVED:
             assert result.config == identity(planned[name].config), name

@@ -302,12 +302,12 @@ PAPER = (
     Claim(
         "It costs what a single reward costs",
         "0.97x the speed of the weighted sum every 10 steps, 0.56x in every step; memory 1.14x",
-        fixed("measured elsewhere", "By `marble bench`: [performance.md](performance.md)."),
+        fixed("measured elsewhere", "By `marble bench`: [performance.md](../performance.md)."),
     ),
     Claim(
         "The scores on SD3.5 Medium",
         "the table of eleven models",
-        fixed("not testable here", "Needs the published weights and GPUs; [the recipe](recipes.md) is there."),
+        fixed("not testable here", "Needs the published weights and GPUs; [the recipe](../recipes.md) is there."),
     ),
     Claim(
         "People prefer its images",

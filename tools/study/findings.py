@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,8 @@ from marble_rl.compare.table import Comparison, Row, compare_results
 from marble_rl.diagnose.record import DIAGNOSIS, Diagnosis
 from marble_rl.errors import InputError
 from marble_rl.intervals import Interval
+from tools.study.guards import GUARDS, UNGUARDED, Guarded
+from tools.study.guards import judge as judge_guards
 
 DIAGNOSES = "diagnoses"
 LEAST_SEEDS = 2
@@ -71,17 +73,27 @@ class Whole:
     """configs/mini-conflict.yaml: with a reward that opposes the others"""
     large: Study | None = None
     """configs/mini-large.yaml: with larger batches"""
+    rare: Study | None = None
+    """configs/mini-rare.yaml: specialists in few prompts"""
+    many: Study | None = None
+    """configs/mini-many.yaml: eight rewards"""
+    guarded: Guarded | None = None
+    """configs/mini-conflict.yaml: the opposing reward as a guard"""
 
     @property
     def every(self) -> list[Study]:
-        return [part for part in (self.study, self.conflict, self.large) if part is not None]
+        parts = (self.study, self.conflict, self.large, self.rare, self.many)
+        return [part for part in parts if part is not None]
 
 
-PARTS = tuple(part.name for part in fields(Whole))[1:]
+PARTS = ("conflict", "large", "rare", "many")
+"""Folders of the parts."""
 
 
 def read_whole(folder: Path) -> Whole:
-    return Whole(read_study(folder), **{name: read_study(folder / name) for name in parts_in(folder)})
+    guarded = judge_guards(folder / GUARDS, folder / UNGUARDED, folder) if (folder / GUARDS).exists() else None
+    parts = {name: read_study(folder / name) for name in parts_in(folder)}
+    return Whole(read_study(folder), guarded=guarded, **parts)
 
 
 def parts_in(folder: Path) -> list[str]:

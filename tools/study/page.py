@@ -1,4 +1,4 @@
-"""docs/results.md from the study's results: the template has the words, this file the numbers."""
+"""The pages of results: their templates have the words, this file the numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from marble_rl.compare.methods import ABLATIONS, VARIANTS
-from marble_rl.compare.shares import BASE
+from marble_rl.compare.shares import BASE, MEAN, WORST
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import Comparison, decided
 from marble_rl.compare.writing import markdown_tables, notes
@@ -27,6 +27,8 @@ from tools.study.claims import (
     shown_interval,
 )
 from tools.study.findings import Study, Whole
+from tools.study.guards import HEADS, rows
+from tools.study.registered import PARTS, Judged, judge
 from tools.study.variants import REMOVED, judge_ours, with_note
 
 DIRECTIONS = (
@@ -48,25 +50,37 @@ MERGED = 8
 
 def results_page(whole: Whole) -> str:
     """docs/results.md"""
+    jobs = [result for part in whole.every for result in part.results]
+    return _rendered(
+        "results.md.j2",
+        parts=_registered(whole),
+        guarded=whole.guarded,
+        guard_heads=HEADS,
+        guard_rows=rows(whole.guarded) if whole.guarded and not whole.guarded.missing else [],
+        counts=_counts(judge_paper(whole.study)),
+        jobs=len(jobs),
+        minutes=sum(result.train_seconds + result.evaluate_seconds for result in jobs) / 60,
+        worst=WORST,
+        mean=MEAN,
+    )
+
+
+def _registered(whole: Whole) -> dict[str, Judged]:
+    """By name, the parts of the plan of which there are results."""
+    studies = {"A": whole.rare, "B": whole.study, "C": whole.many}
+    return {name: judge(study.results, PARTS[name]) for name, study in studies.items() if study is not None}
+
+
+def paper_page(whole: Whole) -> str:
+    """docs/results/paper.md"""
     study, conflict, large = whole.study, whole.conflict, whole.large
     paper, diagnoses = judge_paper(study), _diagnoses(whole)
     return _rendered(
-        "results.md.j2",
-        tables=_tables(study.table),
-        notes=notes(study.table),
-        changes=_changes(study),
-        conflict=None if conflict is None else _changes(conflict),
-        conflict_differences=None if conflict is None else _differences(conflict.table),
-        conflict_notes=[] if conflict is None else notes(conflict.table),
-        large_tables=[] if large is None else _tables(large.table)[:2],
-        large_notes=[] if large is None else notes(large.table),
+        "paper.md.j2",
+        conflict=conflict is not None,
         paper=paper,
         ours=judge_ours(study),
-        counts=Counter(judged["verdict"] for claim, judged in zip(PAPER, paper, strict=True) if not claim.ours),
-        jobs=sum(len(part.results) for part in whole.every),
-        minutes=sum(r.train_seconds + r.evaluate_seconds for part in whole.every for r in part.results) / 60,
-        longest=max((r.train_seconds + r.evaluate_seconds) / 60 for part in whole.every for r in part.results),
-        versions=study.table.versions,
+        counts=_counts(paper),
         diagnoses=diagnoses,
         beginning=_named(diagnoses, f"`{BEGINNING}`"),
         opposed=_named(diagnoses, _opposed(BEGINNING)),
@@ -76,6 +90,34 @@ def results_page(whole: Whole) -> str:
         versus=partial(_versus, study),
         versus_large=partial(_versus, large),
         versus_conflict=partial(_versus, conflict),
+    )
+
+
+def _counts(judged: Sequence[dict[str, str]]) -> Counter[str]:
+    """How many of the paper's claims have which verdict."""
+    return Counter(of["verdict"] for claim, of in zip(PAPER, judged, strict=True) if not claim.ours)
+
+
+def tables_page(whole: Whole) -> str:
+    """docs/results/tables.md"""
+    study, conflict, large = whole.study, whole.conflict, whole.large
+    return _rendered(
+        "tables.md.j2",
+        tables=_tables(study.table),
+        notes=notes(study.table),
+        changes=_changes(study),
+        conflict=None if conflict is None else _changes(conflict),
+        conflict_differences=None if conflict is None else _differences(conflict.table),
+        conflict_notes=[] if conflict is None else notes(conflict.table),
+        large_tables=[] if large is None else _tables(large.table)[:2],
+        large_notes=[] if large is None else notes(large.table),
+        others={
+            PARTS[name].about.capitalize(): (_tables(part.table), notes(part.table))
+            for name, part in (("A", whole.rare), ("C", whole.many))
+            if part is not None
+        },
+        longest=max((r.train_seconds + r.evaluate_seconds) / 60 for part in whole.every for r in part.results),
+        versions=study.table.versions,
     )
 
 

@@ -3,10 +3,11 @@
 python -m tools.study.registered docs/results/rare              # part A
 python -m tools.study.registered docs/results --part B
 python -m tools.study.registered docs/results/many --part C
+python -m tools.study.registered docs/results/closely --part E --specialists docs/results/rare
 
-A1, C1: the worst share of `fair` is above that of each other method. Paired by seed, Student's t over seeds (two-sided,
-    as the 95 % intervals are), Holm's correction over the comparisons, level 0.05.
-A2, C2: its mean share is not below: the upper end of the 95 % interval of the difference is not below 0.
+A1, C1, E1: the worst share of `fair` is above that of each other method. Paired by seed, Student's t over seeds
+    (two-sided, as the 95 % intervals are), Holm's correction over the comparisons, level 0.05.
+A2, C2, E2: its mean share is not below: the upper end of the 95 % interval of the difference is not below 0.
 B1: its worst share is not much below: the lower end of the 95 % interval of the difference is above -0.15.
 
 Only the registered seeds count, and nothing is judged before all of them are there: a look at half of the jobs decides
@@ -18,7 +19,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -58,12 +59,18 @@ class Part:
     """Evaluation-only rewards, reported without a verdict."""
     margin: float | None = None
     """How far below the others the worst share may be; None: it must be above them."""
+    denominators: Part | None = None
+    """The part whose specialists and base model give the denominators, where this one has none of its own."""
 
     @property
     def jobs(self) -> list[tuple[str, int]]:
         """(method, seed) of every job; of the base model as many seeds as of the joint methods, for the gains."""
         joint = [(m, s) for m in (BASE, self.method, *self.others, *self.reported) for s in self.seeds]
-        return [*joint, *((specialist(r), s) for r in self.rewards for s in self.specialists_seeds)]
+        return joint if self.denominators else [*joint, *self.alone]
+
+    @property
+    def alone(self) -> list[tuple[str, int]]:
+        return [(specialist(r), s) for r in self.rewards for s in self.specialists_seeds]
 
 
 RARE = Part(
@@ -91,7 +98,15 @@ MANY = Part(
     specialists_seeds=(0, 1),
     watched=(),
 )
-PARTS = {part.name: part for part in (RARE, BALANCED, MANY)}
+CLOSELY = replace(
+    RARE,
+    name="E",
+    about="rare specialists, measured more closely",
+    reported=(),
+    seeds=tuple(range(8, 18)),
+    denominators=RARE,
+)
+PARTS = {part.name: part for part in (RARE, BALANCED, MANY, CLOSELY)}
 
 
 @dataclass(frozen=True)
@@ -119,6 +134,8 @@ class Judged:
     """Rewards without a share, and why."""
     against: dict[str, Against]
     """Of the methods that are complete."""
+    shares: dict[str, dict[str, Interval]] = field(default_factory=dict)
+    """Of the same methods and of `part.method`, by reward, with the worst and the mean share."""
 
     @property
     def corrected(self) -> dict[str, float]:
@@ -174,22 +191,37 @@ class Judged:
         return f"confirmed. The mean share of {method} is not clearly below that of {listed(others)}."
 
 
-def judge(results: Sequence[JobResult], part: Part = RARE) -> Judged:
-    """Of the part's jobs among the results; others, of other seeds or methods, do not count."""
-    planned = set(part.jobs)
-    jobs = [r for r in results if r.failed is None and (r.method, r.seed) in planned]
+def judge(results: Sequence[JobResult], part: Part = RARE, alone: Sequence[JobResult] = ()) -> Judged:
+    """Of the part's jobs among the results; others, of other seeds or methods, do not count. ``alone``: the results of
+    the part that has the denominators."""
+    jobs = _among(results, part.jobs)
     done = {(result.method, result.seed) for result in jobs}
     missing = [job for job in part.jobs if job not in done]
     incomplete = {method for method, _ in missing}
     if incomplete & {BASE, part.method, *map(specialist, part.rewards)}:
         return Judged(part, missing, {}, {})
     check_comparable(jobs)
+    if part.denominators is not None:
+        wanted = [*part.denominators.alone, *((BASE, seed) for seed in part.denominators.specialists_seeds)]
+        borrowed = _among(alone, wanted)
+        if len(borrowed) < len(wanted):
+            raise InputError(
+                f"--specialists: {len(borrowed)} of {len(wanted)} jobs found; give the results of part "
+                f"{part.denominators.name}"
+            )
+        check_comparable(borrowed)
+        jobs = [*jobs, *borrowed]
     by_method = results_by_method(jobs)
     figures = Figures(by_method, [name for name in jobs[0].means if all(name in job.means for job in jobs)])
     shares = Shares(figures, by_method, part.rewards)
     others = [other for other in (*part.others, *part.reported) if other not in incomplete and shares.rewards]
     against = {other: _against(part, other, by_method, figures, shares) for other in others}
-    return Judged(part, missing, shares.left_out, against)
+    of = {method: shares.of(by_method[method]) for method in (part.method, *against)}
+    return Judged(part, missing, shares.left_out, against, of)
+
+
+def _among(results: Sequence[JobResult], planned: Sequence[tuple[str, int]]) -> list[JobResult]:
+    return [result for result in results if result.failed is None and (result.method, result.seed) in planned]
 
 
 def _against(
@@ -256,13 +288,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the comparison, with its jobs/*.json")
     parser.add_argument("--part", choices=list(PARTS), default="A", help="of the plan (default: A)")
+    parser.add_argument("--specialists", type=Path, metavar="DIR", help="of part E: the results of part A")
     given = parser.parse_args()
     folder: Path = given.folder
     if not (folder / JOBS).is_dir():
         print(f"{folder}: there is no {folder / JOBS}; give the --out of a comparison", file=sys.stderr)
         return 2
     try:
-        judged = judge(list(read_results(folder).values()), PARTS[given.part])
+        alone = [] if given.specialists is None else list(read_results(given.specialists).values())
+        judged = judge(list(read_results(folder).values()), PARTS[given.part], alone)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
