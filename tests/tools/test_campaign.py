@@ -21,7 +21,7 @@ def campaign(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_hostile_inputs_are_refused(tmp_path: Path) -> None:
-    counts = ("configs=40", "set=20", "prompts=20")
+    counts = ("configs=12", "set=6", "prompts=6")
     found = campaign(tmp_path, "--seed", "1", *(word for count in counts for word in ("--attacks", count)))
     assert found.returncode == 0, found.stdout + found.stderr
     assert not (tmp_path / "failures").exists()

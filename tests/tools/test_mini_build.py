@@ -19,6 +19,7 @@ from tools.mini.build import Recipe, build
 from tools.mini.corpus import make_corpus
 from tools.mini.scenes import SOURCES
 from tools.mini.tokenizers import clip_tokenizer, t5_tokenizer, words
+from tools.mini.training import Resumable
 
 pytestmark = pytest.mark.full  # maintainers' tools, which rarely change
 
@@ -135,5 +136,6 @@ def test_the_base_learns() -> None:
     latents = torch.randn(8, LATENT_CHANNELS, 16, 16, generator=torch.Generator().manual_seed(0))
     losses: list[float] = []
     captions = make_corpus(8, 0).captions
-    train_base(Base(0), latents, captions, steps=12, batch=8, seed=0, on_step=lambda step, loss: losses.append(loss))
+    training = Resumable(on_step=lambda step, loss: losses.append(loss))
+    train_base(Base(0), latents, captions, training, steps=12, batch=8, seed=0)
     assert sum(losses[-3:]) < sum(losses[:3])

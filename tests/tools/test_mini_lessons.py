@@ -187,7 +187,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def test_the_prompt_files_are_what_the_package_writes(written: Path) -> None:
     names = sorted(file.name for file in written.iterdir())
-    assert names == sorted(file.name for file in PROMPTS.glob("mini-*.jsonl"))
+    assert names == sorted(f.name for f in PROMPTS.glob("mini-*.jsonl") if not f.name.startswith("mini-video-"))
     assert names == sorted(f"mini-{source}{end}.jsonl" for source in SOURCES for end in ("", "-heldout"))
     for name in names:
         assert (PROMPTS / name).read_bytes() == (written / name).read_bytes(), name

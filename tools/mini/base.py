@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from marble_rl.seeding import generator
 from tools.mini.autoencoder import FACTOR, LATENT_CHANNELS
 from tools.mini.muon import Muon
 from tools.mini.tokenizers import clip_tokenizer, t5_tokenizer, token_ids
+from tools.mini.training import Average, Resumable, Stateful
 
 TEXT_LENGTH = 14
 """Tokens that each text encoder gets; no caption of the world is longer than 12."""
@@ -35,7 +37,19 @@ class TextEncoder:
         return token_ids(self.tokenizer, captions, TEXT_LENGTH)
 
 
-class Base(nn.Module):
+class Captioned(nn.Module, ABC):
+    """The parts of a pipeline that flow matching trains: text encoders and transformer."""
+
+    @abstractmethod
+    def tokens(self, captions: Sequence[str]) -> Tensor:
+        """[B, ...]: ids of the captions"""
+
+    @abstractmethod
+    def velocity(self, x: Tensor, sigma: Tensor, tokens: Tensor) -> Tensor:
+        """As in the pipeline."""
+
+
+class Base(Captioned):
     """The parts of the pipeline that are trained on captions: text encoders and transformer."""
 
     def __init__(self, seed: int, layers: int = 4) -> None:
@@ -69,34 +83,37 @@ class Base(nn.Module):
 
 
 def train_base(
-    base: Base,
+    base: Captioned,
     latents: Tensor,
     captions: Sequence[str],
+    training: Resumable,
     *,
     steps: int,
     batch: int,
     seed: int,
     lr: float = 3e-3,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
     """Flow matching with logit-normal times, as for SD3. At the end ``base`` holds the EMA of its weights."""
     base.train()
     tokens = base.tokens(captions)
     parameters = [p for p in base.parameters() if p.requires_grad]
-    average = [p.detach().clone() for p in parameters]
+    average = Average(parameters, EMA_DECAY)
     matrices, others = _by_kind(base)
     optimizers = [Muon(matrices, lr=lr), torch.optim.AdamW(others, lr=lr / 2, weight_decay=1e-2, betas=(0.9, 0.98))]
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(o, lambda step: min((step + 1) / WARM_UP, 1 - step / steps))
         for o in optimizers
     ]
-    for step in range(steps):
+    parts: dict[str, Stateful] = {"base": base, "average": average}
+    parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
+    parts |= {f"schedule {i}": schedule for i, schedule in enumerate(schedules)}
+    for step in training.steps(steps, parts):
         dice = generator(seed, "base", step)
         rows = torch.randint(len(latents), (batch,), generator=dice)
         x0 = latents[rows]
         noise = torch.randn(x0.shape, generator=dice)
         sigma = torch.sigmoid(torch.randn(batch, generator=dice) + 0.3)
-        t = sigma.view(-1, 1, 1, 1)
+        t = sigma.view(-1, *[1] * (x0.ndim - 1))
         v = base.velocity((1 - t) * x0 + t * noise, sigma, tokens[rows])
         loss = ((v - (noise - x0)) ** 2).mean()
         base.zero_grad()
@@ -105,17 +122,13 @@ def train_base(
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
-        decay = min(EMA_DECAY, (1 + step) / (10 + step))
-        for mean, parameter in zip(average, parameters, strict=True):
-            mean.lerp_(parameter.detach(), 1 - decay)
-        on_step(step, loss.item())
-    with torch.no_grad():
-        for parameter, mean in zip(parameters, average, strict=True):
-            parameter.copy_(mean)
+        average.update(step)
+        training.show(step, loss.item())
+    average.copy_to_parameters()
     base.eval()
 
 
-def _by_kind(base: Base) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def _by_kind(base: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Matrices between hidden layers, for Muon; and the rest, for AdamW: embeddings, biases, norms, the last layer."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []

@@ -9,7 +9,7 @@ train it again.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from marble_rl.mini.shapes import SIZE
 from marble_rl.storage import save_safetensors
@@ -35,6 +34,7 @@ from tools.mini.scorers import (
     with_further_flaws,
 )
 from tools.mini.tokenizers import clip_tokenizer
+from tools.mini.training import Bar, Resumable, bars
 
 SHIFT = 1.0
 """At 64 latent tokens the noise schedule needs no shift towards noise."""
@@ -73,32 +73,13 @@ class Recipe:
     preference_batch: int = 16
 
 
-OnStep = Callable[[int, float], None]
-
-
 def build(out: Path, recipe: Recipe, console: Console) -> None:
     """Train all parts that are not in ``out`` yet."""
-    with Progress(
-        TextColumn("{task.description:<12}"),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[loss]}"),
-        console=console,
-    ) as progress:
-
-        def bar(name: str, steps: int) -> OnStep:
-            task = progress.add_task(name, total=steps, loss="")
-            return lambda step, loss: progress.update(task, completed=step + 1, loss=f"loss {loss:.4f}")
-
+    with bars(console) as bar:
         if not (out / "pipeline").exists():
             _build_pipeline(out / "pipeline", recipe, bar)
         _build_scorers(out, recipe, bar)
     console.print(f"wrote {out}")
-
-
-Bar = Callable[[str, int], OnStep]
 
 
 def _build_pipeline(folder: Path, recipe: Recipe, bar: Bar) -> None:
@@ -124,10 +105,10 @@ def _build_pipeline(folder: Path, recipe: Recipe, bar: Bar) -> None:
                 base,
                 encode(vae, corpus.images),
                 corpus.captions,
+                Resumable(on_step=bar("transformer", steps)),
                 steps=steps,
                 batch=recipe.base_batch,
                 seed=seed,
-                on_step=bar("transformer", steps),
             )
     save_pipeline(folder, vae, base)
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import typer
 
 from marble_rl.prompts.meaning import asked_for
-from tools.mini.scenes import SOURCES, Scene, draw_scene
+from tools.mini.scenes import SOURCES, draw_scene
 
 TRAIN, HELD_OUT = 250, 150
 """Prompts of each source."""
@@ -26,28 +27,56 @@ DRAWS = 20_000
 SEED = 2026
 
 
+class Captioned(Protocol):
+    """A scene or a clip."""
+
+    @property
+    def caption(self) -> str: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class World:
+    """What prompts are drawn from."""
+
+    name: str
+    """Its files are NAME-SOURCE.jsonl and NAME-SOURCE-heldout.jsonl."""
+    sources: Sequence[str]
+    draw: Callable[[str, random.Random], Captioned]
+    task: Callable[[Captioned], str]
+    """Which of its source's tasks a caption sets; they are spread evenly."""
+
+
+MINI = World("mini", SOURCES, draw_scene, lambda scene: str(scene.metadata.get("tag", "")))
+
+
 @dataclass(frozen=True)
 class Split:
     """Scenes of a source, all with different captions."""
 
-    train: list[Scene]
-    held_out: list[Scene]
+    train: list[Captioned]
+    held_out: list[Captioned]
 
 
-def splits(seed: int = SEED) -> dict[str, Split]:
+def splits(seed: int = SEED, world: World = MINI) -> dict[str, Split]:
     """Of every source."""
-    cuts = {source: _cut(source, seed) for source in SOURCES}
+    cuts = {source: _cut(world, source, seed) for source in world.sources}
     trained = {asked for cut, _ in cuts.values() for scene in cut.train for asked in _asked_for(scene)}
-    return {source: Split(cut.train, _untrained(cut.held_out, spare, trained)) for source, (cut, spare) in cuts.items()}
+    return {
+        source: Split(cut.train, _untrained(cut.held_out, spare, trained, world.task))
+        for source, (cut, spare) in cuts.items()
+    }
 
 
-def _cut(source: str, seed: int) -> tuple[Split, list[Scene]]:
+def _cut(world: World, source: str, seed: int) -> tuple[Split, list[Captioned]]:
     """Different captions of a source, cut in two whatever they ask for; and what is left."""
     dice = random.Random(f"prompts/{source}/{seed}")
-    dealt = _dealt([draw_scene(source, dice) for _ in range(DRAWS)])
-    tasks: dict[str, list[Scene]] = {}
+    dealt = _dealt([world.draw(source, dice) for _ in range(DRAWS)], world.task)
+    tasks: dict[str, list[Captioned]] = {}
     for scene in dealt[: TRAIN + HELD_OUT]:
-        tasks.setdefault(_task(scene), []).append(scene)
+        tasks.setdefault(world.task(scene), []).append(scene)
     # Ordered by place within its task, the first part of the list has its share of every task.
     placed = [
         ((place + dice.random()) / len(task), scene) for task in tasks.values() for place, scene in enumerate(task)
@@ -59,20 +88,18 @@ def _cut(source: str, seed: int) -> tuple[Split, list[Scene]]:
     return Split(train, held_out), dealt[TRAIN + HELD_OUT :]
 
 
-def _dealt(scenes: list[Scene]) -> list[Scene]:
-    """Scenes of different captions, one of each of GenEval's tasks in turn as long as it has any left."""
-    tasks: dict[str, dict[str, Scene]] = {}
+def _dealt(scenes: list[Captioned], task_of: Callable[[Captioned], str]) -> list[Captioned]:
+    """Scenes of different captions, one of each task in turn as long as it has any left."""
+    tasks: dict[str, dict[str, Captioned]] = {}
     for scene in scenes:
-        tasks.setdefault(_task(scene), {}).setdefault(scene.caption, scene)
+        tasks.setdefault(task_of(scene), {}).setdefault(scene.caption, scene)
     rows = zip_longest(*(task.values() for task in tasks.values()))
     return [scene for row in rows for scene in row if scene is not None]
 
 
-def _task(scene: Scene) -> str:
-    return str(scene.metadata.get("tag", ""))
-
-
-def _untrained(held_out: list[Scene], spare: list[Scene], trained: set[str]) -> list[Scene]:
+def _untrained(
+    held_out: list[Captioned], spare: list[Captioned], trained: set[str], task_of: Callable[[Captioned], str]
+) -> list[Captioned]:
     """In place of each scene that training asks for, another, of the same task as long as there is one.
 
     The others keep their places, and with them the noise that evaluations start from.
@@ -82,23 +109,23 @@ def _untrained(held_out: list[Scene], spare: list[Scene], trained: set[str]) -> 
     for scene in held_out:
         if _asked_for(scene) & trained:
             free = [other for other in spare if not _asked_for(other) & asked]
-            scene = next((other for other in free if _task(other) == _task(scene)), free[0])
+            scene = next((other for other in free if task_of(other) == task_of(scene)), free[0])
             asked |= _asked_for(scene)
         chosen.append(scene)
     return chosen
 
 
-def _asked_for(scene: Scene) -> set[str]:
+def _asked_for(scene: Captioned) -> set[str]:
     return asked_for(scene.caption, scene.metadata)
 
 
-def write_prompts(folder: Path) -> None:
-    """``mini-SOURCE.jsonl`` and ``mini-SOURCE-heldout.jsonl``, one prompt with its metadata a line."""
+def write_prompts(folder: Path, world: World = MINI) -> None:
+    """``NAME-SOURCE.jsonl`` and ``NAME-SOURCE-heldout.jsonl``, one prompt with its metadata a line."""
     folder.mkdir(parents=True, exist_ok=True)
-    for source, split in splits().items():
+    for source, split in splits(world=world).items():
         for name, scenes in ((source, split.train), (f"{source}-heldout", split.held_out)):
             lines = [json.dumps({"prompt": scene.caption, **scene.metadata}) for scene in scenes]
-            (folder / f"mini-{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            (folder / f"{world.name}-{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main(folder: Annotated[Path, typer.Argument(help="Where to write the six files.")]) -> None:

@@ -29,7 +29,7 @@ LIGHT = {"day": None, "night": (112, 122, 186), "sunset": (255, 206, 164), "fog"
 
 def render(scene: Scene, dice: random.Random) -> Image.Image:
     """The picture of a scene; ``dice`` adds what the caption does not say (grain, tilt, tint of the ground)."""
-    picture = _ground(scene.place, dice)
+    picture = _ground(scene, dice)
     for item in sorted(scene.items, key=lambda item: item.y):
         _shadow(picture, item)
         _paste(picture, item)
@@ -38,10 +38,10 @@ def render(scene: Scene, dice: random.Random) -> Image.Image:
     return _lit(picture, scene.light).resize((SIZE, SIZE), Image.Resampling.BOX)
 
 
-def _ground(place: str, dice: random.Random) -> Image.Image:
-    top, bottom = (np.array(colour, dtype=float) for colour in GROUND[place])
+def _ground(scene: Scene, dice: random.Random) -> Image.Image:
+    top, bottom = (np.array(colour, dtype=float) for colour in GROUND[scene.place])
     tint = np.array([dice.uniform(-6, 6) for _ in range(3)])
-    horizon = np.clip((np.linspace(0, 1, CANVAS) - 0.35) / 0.3, 0, 1)[:, None, None]
+    horizon = np.clip((np.linspace(0, 1, CANVAS) - (scene.horizon - 0.15)) / 0.3, 0, 1)[:, None, None]
     rows = top + (bottom - top) * horizon + tint
     return Image.fromarray(np.broadcast_to(rows.clip(0, 255), (CANVAS, CANVAS, 3)).astype(np.uint8).copy())
 
@@ -87,7 +87,8 @@ def _paste(picture: Image.Image, item: Item) -> None:
 def _shadow(picture: Image.Image, item: Item) -> None:
     left, top, side = _box(item)
     shade = _blot(side)
-    picture.paste((30, 30, 40), (left - side // 8, round(top + 0.96 * side) - shade.height // 2), shade)
+    foot = top + 0.96 * side if item.floor is None else item.floor * CANVAS
+    picture.paste((30, 30, 40), (left - side // 8, round(foot) - shade.height // 2), shade)
 
 
 @lru_cache(maxsize=256)
@@ -102,17 +103,19 @@ def _blot(side: int) -> Image.Image:
 def _draw_sign(picture: Image.Image, sign: Sign, dice: random.Random) -> None:
     """A coloured board on a post, white letters as large as they fit."""
     draw = ImageDraw.Draw(picture)
-    middle = CANVAS * 0.5
-    draw.rectangle((middle - 9, CANVAS * 0.6, middle + 9, CANVAS), fill=(120, 100, 84))
-    board = (CANVAS * 0.05, CANVAS * 0.2, CANVAS * 0.95, CANVAS * 0.72)
-    draw.rounded_rectangle(board, radius=20, fill=tuple(round(c * 0.8) for c in PAINT[sign.colour]))
+    x, y, scale = CANVAS * sign.x, CANVAS * sign.y, sign.scale
+    wide, high = 0.45 * scale * CANVAS, 0.26 * scale * CANVAS
+    draw.rectangle((x - 9 * scale, y + high / 2, x + 9 * scale, CANVAS), fill=(120, 100, 84))
+    paint = PAINT[sign.colour]
     draw.rounded_rectangle(
-        [b + d for b, d in zip(board, (8, 8, -8, -8), strict=True)], radius=14, fill=PAINT[sign.colour]
+        (x - wide, y - high, x + wide, y + high), radius=20 * scale, fill=tuple(round(c * 0.8) for c in paint)
     )
-    font = _font(118 if len(sign.text) == 2 else 92)
-    centre = (middle + dice.uniform(-5, 5), CANVAS * 0.46 + dice.uniform(-3, 3))
+    wide, high = wide - 8 * scale, high - 8 * scale
+    draw.rounded_rectangle((x - wide, y - high, x + wide, y + high), radius=14 * scale, fill=paint)
+    font = _font(round((118 if len(sign.text) == 2 else 92) * scale))
+    centre = (x + scale * dice.uniform(-5, 5), y + scale * dice.uniform(-3, 3))
     ink = (20, 20, 24) if sign.colour == "yellow" else (255, 255, 255)
-    draw.text(centre, sign.text, font=font, fill=ink, anchor="mm", stroke_width=3, stroke_fill=ink)
+    draw.text(centre, sign.text, font=font, fill=ink, anchor="mm", stroke_width=3 * scale, stroke_fill=ink)
 
 
 @lru_cache

@@ -36,6 +36,8 @@ class Item:
     x: float
     y: float
     radius: float
+    floor: float | None = None
+    """Height at which its shadow falls; None: at its foot."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Sign:
 
     text: str
     colour: str
+    x: float = 0.5
+    y: float = 0.46
+    """Centre of the board."""
+    scale: float = 1.0
+    """1: as wide as fits into the picture."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class Scene:
     sign: Sign | None = None
     place: str = "plain"
     light: str = "day"
+    horizon: float = 0.5
+    """Height at which the ground's upper colour has half turned into the lower one."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """What a reward needs to know: `target` (text) or GenEval's `tag`, `include` and `exclude` (composition)."""
 

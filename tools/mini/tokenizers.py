@@ -62,11 +62,11 @@ def _merges() -> list[tuple[str, str]]:
     return merges
 
 
-def t5_tokenizer(length: int) -> Any:
-    """A `T5Tokenizer` (which keeps capitals) that prefers whole words."""
+def t5_tokenizer(length: int, vocabulary: Sequence[str] | None = None) -> Any:
+    """A `T5Tokenizer` (which keeps capitals) that prefers whole words, those of the mini world or others."""
     from transformers import T5Tokenizer
 
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -4.0)]
     letters = [*string.ascii_letters, *string.digits, *PUNCTUATION]
-    pieces = [*((f"▁{word}", -1.0) for word in words()), *((letter, -4.0) for letter in letters)]
+    pieces = [*((f"▁{word}", -1.0) for word in vocabulary or words()), *((letter, -4.0) for letter in letters)]
     return T5Tokenizer(vocab=[*special, *pieces], extra_ids=0, model_max_length=length)

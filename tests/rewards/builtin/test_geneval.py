@@ -22,7 +22,8 @@ from PIL import Image, ImageDraw
 from marble_rl.errors import InputError
 from marble_rl.mini.shapes import PAINT, SHAPES, SIZE
 from marble_rl.prompts import read_prompt_file
-from marble_rl.rewards.builtin.geneval import Detection, GenEval, dense_credit, relations, share_met
+from marble_rl.rewards.builtin.detection import Detection
+from marble_rl.rewards.builtin.geneval import GenEval, dense_credit, relations, share_met
 from marble_rl.rewards.builtin.mini_detector import MiniDetector
 from marble_rl.rewards.core.base import Images, RewardBatch
 from marble_rl.rewards.core.registry import build_rewards

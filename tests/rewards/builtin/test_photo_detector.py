@@ -17,8 +17,9 @@ from PIL import Image
 
 from marble_rl.errors import InputError
 from marble_rl.prompts.colours import COLOURS
+from marble_rl.rewards.builtin.detection import Detection
 from marble_rl.rewards.builtin.embedder import ClipEmbedder, image_processor, on_pillow
-from marble_rl.rewards.builtin.geneval import Detection, GenEval
+from marble_rl.rewards.builtin.geneval import GenEval
 from marble_rl.rewards.builtin.photo_detector import (
     CAPTIONS,
     GENEVAL_NAMES,
@@ -582,7 +583,7 @@ def test_what_cannot_be_found_is_an_error_not_a_0(asked: dict[str, Any], message
             {"detector": "photo", "modle": "x"},
             r"modle: unknown key 'modle'.*Did you mean 'model'.*Valid: .*detector, credit",
         ),
-        ({"detector": "mini", "model": "x"}, r"model: unknown key 'model'\. .*Valid: detector, credit$"),
+        ({"detector": "mini", "model": "x"}, r"model: unknown key 'model'\. .*Valid: halo, detector, credit$"),
         ({"detector": "photo", "threshold": 30}, r"threshold: .*less than or equal to 1, got 30"),
         ({"detector": "photo", "counting_threshold": -1}, r"counting_threshold: .*got -1"),
         ({"detector": "photo", "batch_size": 0}, r"batch_size: .*greater than 0, got 0"),

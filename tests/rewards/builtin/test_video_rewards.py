@@ -68,7 +68,9 @@ def test_every_frame_counts_once_however_few_there_are() -> None:
             assert (chosen[0], chosen[-1], len(chosen)) == (0, count - 1, min(count, wanted))
 
 
-@pytest.mark.parametrize(("reduce", "expected"), [("mean", 0.4), ("worst", 0.0), ("best", 0.8), ("last", 0.4)])
+@pytest.mark.parametrize(
+    ("reduce", "expected"), [("mean", 0.4), ("worst", 0.0), ("steady", 0.2), ("best", 0.8), ("last", 0.4)]
+)
 def test_where_higher_is_better_the_worst_frame_is_the_lowest(reduce: str, expected: float) -> None:
     assert scores(built("frames", reward={"type": "rewards_for_tests:steady"}, reduce=reduce), reds(0, 0.8, 0.4)) == [
         pytest.approx(expected)
@@ -186,7 +188,10 @@ def test_a_frame_out_of_range_is_an_error_whatever_the_mean() -> None:
         ),
         ({"reward": {"type": "colour"}, "frames": True}, "frames: .* got true"),
         ({"reward": {"type": "colour"}, "frames": "some"}, 'frames: .* got "some"'),
-        ({"reward": {"type": "colour"}, "reduce": "min"}, "reduce: expected 'mean', 'worst', 'best' or 'last', got "),
+        (
+            {"reward": {"type": "colour"}, "reduce": "min"},
+            "reduce: expected 'mean', 'worst', 'steady', 'best' or 'last', ",
+        ),
     ],
 )
 def test_wrong_params_of_frames_are_named(params: dict[str, Any], message: str) -> None:

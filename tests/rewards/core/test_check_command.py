@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from marble_rl.devices import resident
-from marble_rl.rewards.builtin.geneval import Detection
+from marble_rl.rewards.builtin.detection import Detection
 from marble_rl.rewards.core.base import Images
 from marble_rl.rewards.core.check_command import RewardCheck, check_reward
 from marble_rl.rewards.core.registry import build_rewards

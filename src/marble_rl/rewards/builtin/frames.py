@@ -22,7 +22,7 @@ from marble_rl.types import Prompt
 
 
 class Frames(RewardBase):
-    """An image reward on the frames of a video: their mean score, the worst, the best or the last.
+    """An image reward on the frames of a video: their mean score, the worst, both, the best or the last.
 
     Frames without a score do not count. A video has no score if none of its frames has one.
     """
@@ -34,8 +34,9 @@ class Frames(RewardBase):
         frames: Literal["all", "first", "last"] | Annotated[int, Field(ge=2)] = "all"
         """`all`, `first`, `last`, or a number of at least 2: so many frames, evenly spaced from the first to the last
         (all, where the video has fewer)."""
-        reduce: Literal["mean", "worst", "best", "last"] = "mean"
-        """Which of the frames' scores is the video's: their `mean`, the `worst`, the `best`, or the `last`."""
+        reduce: Literal["mean", "worst", "steady", "best", "last"] = "mean"
+        """Which of the frames' scores is the video's: their `mean`, the `worst`, halfway between these two (`steady`),
+        the `best`, or the `last`."""
 
     params: Params
     traits = Traits(media="video")
@@ -82,9 +83,11 @@ class Frames(RewardBase):
         low, high = min(known), max(known)
         if self.params.reduce == "last":
             return known[-1]
+        mean = min(max(math.fsum(known) / len(known), low), high)  # rounding must not leave the reward's range
         if self.params.reduce == "mean":
-            return min(max(math.fsum(known) / len(known), low), high)  # rounding must not leave the reward's range
-        return low if (self.params.reduce == "worst") == self.traits.higher_is_better else high
+            return mean
+        worst, best = (low, high) if self.traits.higher_is_better else (high, low)
+        return {"worst": worst, "best": best, "steady": mean / 2 + worst / 2}[self.params.reduce]
 
 
 @contextmanager

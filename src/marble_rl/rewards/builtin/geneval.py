@@ -17,100 +17,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-    create_model,
-)
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from marble_rl.errors import InputError
-from marble_rl.plugins import import_path
-from marble_rl.rewards.core.base import Images, RewardBase, RewardBatch, Traits
-from marble_rl.rewards.core.registry import construct
-from marble_rl.section import Section, shown
+from marble_rl.rewards.builtin.detection import Detection, DetectorParams, DetectorReward
+from marble_rl.rewards.core.base import RewardBatch, Traits
+from marble_rl.section import shown
 from marble_rl.types import Prompt
 
-Mask = npt.NDArray[np.bool_]
 CLOSE = 0.1
 """Centres nearer than this share of the two objects' sizes are on the same line."""
 SIDEWAYS = 0.5
 """An object is left of another if more than this share of their distance, beyond what is close, points there."""
-DETECTORS = {
-    "mini": "marble_rl.rewards.builtin.mini_detector:MiniDetector",
-    "photo": "marble_rl.rewards.builtin.photo_detector:PhotoDetector",
-}
 
 
-@dataclass(frozen=True)
-class Detection:
-    """One object in a picture."""
-
-    name: str
-    colour: str
-    """Empty until a prompt asks for it"""
-    box: tuple[float, float, float, float]
-    """left, top, right, bottom"""
-    confidence: float
-    mask: Mask | None = field(default=None, compare=False, repr=False)
-    """[bottom - top, right - left]: the object's own pixels inside its box, if the detector knows them"""
-
-
-class Detector(Protocol):
-    """Finds objects. It is constructed with the parameters that are not the reward's own, which it declares by a class
-    `Params` as rewards do; weights are read in `load`."""
-
-    def load(self, device: torch.device) -> None: ...
-
-    def detect(self, images: Images) -> list[list[Detection]]:
-        """Objects of each picture, in any order."""
-
-
-@runtime_checkable
-class Attentive(Protocol):
-    """A detector that looks again once it knows what the prompts ask for."""
-
-    def attend(
-        self, images: Images, objects: Sequence[list[Detection]], wanted: Sequence[Mapping[str, Any]]
-    ) -> list[list[Detection]]:
-        """The objects that `detect` returned, revised for each prompt's metadata."""
-
-
-@runtime_checkable
-class Limited(Protocol):
-    """A detector that knows without its weights what it can find."""
-
-    def check_findable(self, metadata: Mapping[str, Any]) -> None:
-        """Raise InputError if the metadata names an object or a colour that can never be found; its message continues
-        the words `the prompt ...`."""
-
-
-@cache
-def _side_by_side(first: type[Section], second: type[Section]) -> type[Section]:
-    """A section with the fields of both. Making a pydantic model takes milliseconds, so each is made once."""
-    return create_model("Params", __base__=(first, second))
-
-
-class GenEval(RewardBase):
+class GenEval(DetectorReward):
     """Whether the objects, counts, colours and positions that the prompt asks for are in the picture.
 
     Further parameters are those of the detector.
     """
 
-    class Params(Section):
-        detector: str = "mini"
-        """`mini`, `photo`, or the import path of a class with `load` and `detect`."""
+    class Params(DetectorParams):
         credit: Literal["strict", "partial", "dense"] = "strict"
         """`strict`: 1 if everything is right, else 0. `partial`: the share of requirements met before the first that is
         not. `dense`: the mean of what each requirement earns, as in DiffusionNFT's training; at most 1."""
@@ -122,55 +51,21 @@ class GenEval(RewardBase):
         super().__init__(**params)
         if self.params.credit == "dense":  # three objects where one is wanted earn -1
             self.traits = Traits(range=(-math.inf, 1), deterministic=True)
-        settings = {name: value for name, value in params.items() if name not in GenEval.Params.model_fields}
-        self.detector: Detector = construct(detector_class(self.params.detector), settings, "detector")
-
-    @classmethod
-    def params_model(cls, params: Mapping[str, Any]) -> type[Section]:
-        """Its own fields and those of the detector, side by side."""
-        detector = params.get("detector", cls.Params.model_fields["detector"].default)
-        own = getattr(detector_class(detector), "Params", None)
-        return _AnySettings if own is None else _side_by_side(cls.Params, own)
 
     def applies_to(self, prompt: Prompt) -> bool:
         """To prompts with `include`. Metadata in another form than GenEval's is refused. So is an object that the
-        detector can never find, if it says so: every picture would score 0."""
+        detector can never find."""
         if not prompt.metadata.get("include"):
             return False
         check_form(prompt)
-        if isinstance(self.detector, Limited):
-            try:
-                self.detector.check_findable(prompt.metadata)
-            except InputError as error:
-                raise InputError(f"the prompt {prompt.text!r} (source {prompt.source!r}) {error}") from None
+        self.check_findable(prompt, prompt.metadata)
         return True
-
-    def load(self, device: torch.device) -> None:
-        self.detector.load(device)
 
     def score(self, batch: RewardBatch) -> Sequence[float]:
         wanted = [prompt.metadata for prompt in batch.prompts]
-        objects = self.detector.detect(batch.images)
-        if isinstance(self.detector, Attentive):
-            objects = self.detector.attend(batch.images, objects, wanted)
+        objects = self.objects_in(batch.images, wanted)
         credit = CREDITS[self.params.credit]
         return [credit(seen, metadata) for seen, metadata in zip(objects, wanted, strict=True)]
-
-
-class _AnySettings(GenEval.Params):
-    """For a detector that does not declare its parameters; its constructor's signature checks them."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-def detector_class(name: Any) -> Any:
-    """The class that `detector` names."""
-    path = DETECTORS.get(name, name) if isinstance(name, str) else ""
-    if ":" not in path:
-        raise InputError(
-            f"detector: expected {', '.join(DETECTORS)} or an import path `package.module:Class`, got {shown(name)}"
-        )
-    return import_path(path, "detector")
 
 
 class Wanted(BaseModel):

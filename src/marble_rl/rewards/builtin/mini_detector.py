@@ -1,4 +1,4 @@
-"""The detector `mini` of `geneval`: finds the mini world's objects by rule.
+"""The detector `mini` of `geneval` and `trajectory`: finds the mini world's objects by rule.
 
 Areas of one paint are compared with the outlines of the shapes. It is strict: a blurred, crooked or half-drawn object
 is not like any outline, and is not found.
@@ -17,9 +17,9 @@ from PIL import Image
 
 from marble_rl.errors import InputError
 from marble_rl.mini.shapes import PAINT, SHAPES, SIZE, outline
-from marble_rl.rewards.builtin.geneval import Detection
+from marble_rl.rewards.builtin.detection import Detection
 from marble_rl.rewards.core.base import Images
-from marble_rl.section import Section
+from marble_rl.section import Fraction, Section
 
 Mask = npt.NDArray[np.bool_]
 COLOURED = 60
@@ -41,13 +41,19 @@ ADVICE = (
 class MiniDetector:
     """Objects by colour and outline. Nothing to load."""
 
-    Params = Section
+    class Params(Section):
+        halo: Fraction = 0.0
+        """Pixels at the edge of an object whose colour is weaker than this share of its strongest are left out. 0.4
+        undoes what blur adds to an outline; 0: all painted pixels count."""
+
+    def __init__(self, **params: Any) -> None:
+        self.params = self.Params(**params)
 
     def load(self, device: torch.device) -> None:
         return None
 
     def detect(self, images: Images) -> list[list[Detection]]:
-        return [_objects(image) for image in images]
+        return [_objects(image, self.params.halo) for image in images]
 
     def check_findable(self, metadata: Mapping[str, Any]) -> None:
         """It sees the mini world's shapes in its paints, and nothing else."""
@@ -61,17 +67,26 @@ class MiniDetector:
                 )
 
 
-def _objects(image: npt.NDArray[np.uint8]) -> list[Detection]:
+def _objects(image: npt.NDArray[np.uint8], halo: float) -> list[Detection]:
     from scipy import ndimage  # slow to import
 
     pixels = image.astype(float)
-    painted = pixels.max(axis=-1) - pixels.min(axis=-1) > COLOURED
-    paint = (_hues(pixels) @ _paint_hues().T).argmax(axis=-1)
+    strength = pixels.max(axis=-1) - pixels.min(axis=-1)
+    painted = strength > COLOURED
+    paint = np.full(painted.shape, -1)
+    paint[painted] = (_hues(pixels[painted]) @ _paint_hues().T).argmax(axis=-1)
     objects = []
     for number, colour in enumerate(PAINT):
-        areas, count = ndimage.label(painted & (paint == number))
+        alike = paint == number
+        if alike.sum() < SMALLEST // 3:  # too few, even as the rim of a hole
+            continue
+        areas, count = ndimage.label(alike)
         for area, place in zip(range(1, count + 1), ndimage.find_objects(areas), strict=True):
-            mask = ndimage.binary_fill_holes(areas[place] == area)  # a marble's highlight is white
+            mask = areas[place] == area
+            if halo and mask.sum() >= SMALLEST // 3:
+                mask &= strength[place] >= halo * np.quantile(strength[place][mask], 0.9)
+                mask, place = _cut_to_size(mask, place)
+            mask = ndimage.binary_fill_holes(mask)  # a marble's highlight is white
             if not SMALLEST <= mask.sum() <= LARGEST:
                 continue
             name, likeness = _shape(mask)
@@ -80,6 +95,14 @@ def _objects(image: npt.NDArray[np.uint8]) -> list[Detection]:
                 box = (columns.start, rows.start, columns.stop, rows.stop)
                 objects.append(Detection(name, colour, box, likeness))
     return objects
+
+
+def _cut_to_size(mask: Mask, place: tuple[slice, slice]) -> tuple[Mask, tuple[slice, slice]]:
+    """A smaller mask of an area, and its place in the picture."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    top, left = place[0].start, place[1].start
+    cut = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    return mask[cut], (slice(top + rows[0], top + rows[-1] + 1), slice(left + columns[0], left + columns[-1] + 1))
 
 
 def _shape(mask: Mask) -> tuple[str, float]:

@@ -22,8 +22,9 @@ from torch import Tensor
 from marble_rl import hub
 from marble_rl.errors import InputError, suggestion
 from marble_rl.prompts.colours import COLOURS
+from marble_rl.rewards.builtin.detection import Detection, Mask
 from marble_rl.rewards.builtin.embedder import ClipEmbedder, on_pillow
-from marble_rl.rewards.builtin.geneval import Detection, Mask, standing_for
+from marble_rl.rewards.builtin.geneval import standing_for
 from marble_rl.rewards.core.base import Images
 from marble_rl.section import Fraction, ModelPath, Section
 

@@ -38,6 +38,8 @@ BUILT_IN = {
     "frames": "marble_rl.rewards.builtin.frames:Frames",
     "temporal_consistency": "marble_rl.rewards.builtin.temporal_consistency:TemporalConsistency",
     "motion": "marble_rl.rewards.builtin.motion:Motion",
+    "trajectory": "marble_rl.rewards.builtin.trajectory:Trajectory",
+    "optical_flow": "marble_rl.rewards.builtin.optical_flow:OpticalFlow",
     "remote": "marble_rl.rewards.remote.client:Remote",
 }
 

@@ -1,0 +1,115 @@
+"""The mini video pipeline's VAE: clips of 13 frames of 64x64 to 4 latent frames of 8x8 with 16 channels, and back.
+
+It works on patches of 2x2 pixels, as Wan 2.2's does: on whole pixels, decoding would take several times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from marble_rl.mini.shapes import SIZE
+from marble_rl.seeding import generator
+from tools.mini.schedule import rise_and_fall
+from tools.mini.training import Resumable
+from tools.mini_video.scenes import FRAMES
+
+Videos = npt.NDArray[np.uint8]
+"""[N, F, H, W, 3]"""
+LATENT_CHANNELS = 16
+PATCH = 2
+SPACE, TIME = 8, 4
+"""Pixels and frames of a latent one."""
+KL_WEIGHT = 1e-6
+EDGE_WEIGHT = 0.5
+CROP = 32
+"""Side of the crops that it is trained on. It has no attention, so crops teach as much at a quarter of the cost."""
+SHORT = 9
+"""Frames of the clips that it is trained on: the first, which is encoded by itself, and two more latent ones."""
+
+
+def new_autoencoder(seed: int) -> Any:
+    from diffusers import AutoencoderKLWan
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoencoderKLWan(
+            base_dim=16,
+            dim_mult=[1, 2, 2],
+            num_res_blocks=1,
+            attn_scales=[],
+            temperal_downsample=[True, True],
+            z_dim=LATENT_CHANNELS,
+            latents_mean=[0.0] * LATENT_CHANNELS,
+            latents_std=[1.0] * LATENT_CHANNELS,
+            in_channels=3 * PATCH**2,
+            out_channels=3 * PATCH**2,
+            patch_size=PATCH,
+            scale_factor_spatial=SPACE,
+            scale_factor_temporal=TIME,
+        )
+
+
+def as_tensor(videos: Videos) -> Tensor:
+    """uint8 [N, F, H, W, 3] -> float [N, 3, F, H, W] in [-1, 1]."""
+    return torch.from_numpy(videos).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
+
+
+def train_autoencoder(
+    vae: Any, videos: Videos, training: Resumable, *, steps: int, batch: int, seed: int, lr: float = 2e-3
+) -> None:
+    """Train on pixels and on differences between neighbours in space and time; then set the latents' mean and std."""
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=lr, weight_decay=1e-4)
+    schedule = rise_and_fall(optimizer, lr, steps)
+    for step in training.steps(steps, {"vae": vae, "optimizer": optimizer, "schedule": schedule}):
+        dice = generator(seed, "video autoencoder", step)
+        rows = torch.randint(len(videos), (batch,), generator=dice)
+        target = as_tensor(videos[rows.numpy()][(slice(None), *_crop(dice))])
+        posterior = vae.encode(target).latent_dist
+        latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=dice)
+        loss = _reconstruction(vae.decode(latents).sample, target) + KL_WEIGHT * posterior.kl().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        training.show(step, loss.item())
+    _standardise(vae, videos[: 32 * batch], batch)
+    vae.eval()
+
+
+def _crop(dice: torch.Generator) -> tuple[slice, slice, slice]:
+    """Some frames in a row of a random crop, aligned to the latents' grid."""
+    start = int(torch.randint(FRAMES - SHORT + 1, (), generator=dice))
+    top, left = (SPACE * torch.randint((SIZE - CROP) // SPACE + 1, (2,), generator=dice)).tolist()
+    return slice(start, start + SHORT), slice(top, top + CROP), slice(left, left + CROP)
+
+
+def _reconstruction(output: Tensor, target: Tensor) -> Tensor:
+    edges = sum(F.l1_loss(output.diff(dim=d), target.diff(dim=d)) for d in (2, 3, 4))
+    return F.l1_loss(output, target) + EDGE_WEIGHT * edges
+
+
+def _standardise(vae: Any, videos: Videos, batch: int) -> None:
+    """Mean and std of every channel, which the pipeline takes out."""
+    latents = torch.cat(list(_means(vae, videos, batch)))
+    mean, std = latents.mean(dim=(0, 2, 3, 4)), latents.std(dim=(0, 2, 3, 4))
+    vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
+
+
+def encode(vae: Any, videos: Videos, batch: int = 16) -> Tensor:
+    """Latents [N, 16, 4, 8, 8] in the pipeline's scale."""
+    mean, std = (torch.tensor(x).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
+    return torch.cat([(part - mean) / std for part in _means(vae, videos, batch)])
+
+
+@torch.no_grad()
+def _means(vae: Any, videos: Videos, batch: int) -> Iterator[Tensor]:
+    for start in range(0, len(videos), batch):
+        yield vae.encode(as_tensor(videos[start : start + batch])).latent_dist.mean
