@@ -15,6 +15,15 @@ CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
 
+DECODE = """async (image) => {
+  image.loading = 'eager';
+  for (let tries = 0; ; tries++) {  // a video that starts or stops meanwhile has another source: decode that one
+    try { return await image.decode(); } catch (error) { if (tries === 40) throw error; }
+    await new Promise((later) => setTimeout(later, 50));
+  }
+}"""
+"""JavaScript: load and decode an image."""
+
 
 class Browser:
     """One page. What it writes to its console, and every exception in it, is kept in ``complaints``."""
@@ -147,7 +156,7 @@ class Browser:
         self.run("scrollTo({top: 0, behavior: 'instant'})")
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        self.run("Promise.all([...document.images].map(image => { image.loading = 'eager'; return image.decode(); }))")
+        self.run(f"Promise.all([...document.images].map({DECODE}))")
         time.sleep(0.1)
         data = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
         file.parent.mkdir(parents=True, exist_ok=True)
