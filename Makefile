@@ -31,7 +31,7 @@ gate: $(READY)
 	$(RUN) $(BIN)/pytest -n 2 --dist worksteal -m "not full"
 
 test-full: $(READY) browser trackio
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torchao wandb  # for the tests of int8 and of a tracker
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torchao wandb av  # for the tests of int8, of a tracker and of MP4
 	$(RUN) $(BIN)/pytest -n 2 --dist worksteal -m full
 
 # On a machine with a CUDA GPU; prints a block of text to paste into an issue. SMOKE="--device cuda:1" takes another GPU.
@@ -40,7 +40,7 @@ smoke-gpu: $(READY)
 
 # The study of docs/results.md: many hours on two cores. It can be stopped at any time; the same command continues it.
 study: $(READY)
-	MARBLE=$(BIN)/marble scripts/study.sh runs/study
+	MARBLE=$(BIN)/marble PYTHON=$(BIN)/python scripts/study.sh runs/study
 	$(BIN)/python -m tools.study --take runs/study
 
 # Write docs/results.md again from the results in docs/results.

@@ -91,11 +91,33 @@ _FLUX_DEV = {
 _QWEN_IMAGE = {"num_layers": 60, "attention_head_dim": 128, "num_attention_heads": 24, "joint_attention_dim": 3584}
 
 
-def _wan(heads: int, layers: int, inner: int) -> dict[str, Part]:
-    transformer = {"num_attention_heads": heads, "attention_head_dim": 128, "num_layers": layers, "ffn_dim": inner}
+_WAN22_VAE = {
+    "base_dim": 160,
+    "decoder_base_dim": 256,
+    "z_dim": 48,
+    "is_residual": True,
+    "patch_size": 2,
+    "in_channels": 12,
+    "out_channels": 12,
+    "scale_factor_spatial": 16,
+    "latents_mean": [0.0] * 48,  # any values: they change no shape
+    "latents_std": [1.0] * 48,
+}
+
+
+def _wan(
+    heads: int,
+    layers: int,
+    inner: int,
+    channels: int = 16,
+    vae: dict[str, Any] | None = None,
+    names: tuple[str, ...] = ("transformer",),
+) -> dict[str, Part]:
+    sizes = {"num_attention_heads": heads, "attention_head_dim": 128, "num_layers": layers, "ffn_dim": inner}
+    transformer = {**sizes, "in_channels": channels, "out_channels": channels}
     return {
-        "transformer": ("diffusers", "WanTransformer3DModel", transformer),
-        "vae": ("diffusers", "AutoencoderKLWan", {}),
+        **dict.fromkeys(names, ("diffusers", "WanTransformer3DModel", transformer)),
+        "vae": ("diffusers", "AutoencoderKLWan", vae or {}),
         "text_encoder": _t5("UMT5EncoderModel", 256384),
         "scheduler": _UNIPC,
     }
@@ -134,7 +156,17 @@ PUBLISHED: dict[str, tuple[str, dict[str, Part]]] = {
     ),
     "wan2.1-1.3b": ("WanPipeline", _wan(heads=12, layers=30, inner=8960)),
     "wan2.1-14b": ("WanPipeline", _wan(heads=40, layers=40, inner=13824)),
+    "wan2.2-ti2v-5b": ("WanPipeline", _wan(heads=24, layers=30, inner=14336, channels=48, vae=_WAN22_VAE)),
+    "wan2.2-t2v-a14b": (
+        "WanPipeline",
+        _wan(heads=40, layers=40, inner=13824, names=("transformer", "transformer_2")),
+    ),
 }
+SETTINGS: dict[str, dict[str, Any]] = {
+    "wan2.2-ti2v-5b": {"expand_timesteps": True},
+    "wan2.2-t2v-a14b": {"boundary_ratio": 0.875},
+}
+"""Of a pipeline itself, beside those of its parts"""
 
 
 def write_published(name: str, folder: Path) -> None:
@@ -142,7 +174,7 @@ def write_published(name: str, folder: Path) -> None:
     if name not in PUBLISHED:
         raise InputError(f"unknown pipeline {name!r}; use one of {', '.join(PUBLISHED)}")
     pipeline, parts = PUBLISHED[name]
-    index: dict[str, Any] = {"_class_name": pipeline}
+    index: dict[str, Any] = {"_class_name": pipeline, **SETTINGS.get(name, {})}
     for part, (library, kind, config) in parts.items():
         index[part] = [library, kind]
         index |= {part.replace("text_encoder", "tokenizer"): [library, "tokenizer"]} if "text_" in part else {}

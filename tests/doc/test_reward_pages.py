@@ -16,7 +16,8 @@ PAGES = Path(__file__).resolve().parents[2] / "docs" / "rewards"
 SIMPLE = ("jpeg_compressibility", "brightness", "colour")
 TYPES = {
     **{name: (name,) for name in ("aesthetic", "clipscore", "frames", "geneval", "hpsv2", "imagereward", "motion")},
-    **{name: (name,) for name in ("ocr", "pickscore", "temporal_consistency", "tesseract")},
+    **{name: (name,) for name in ("ocr", "optical_flow", "pickscore", "temporal_consistency", "tesseract")},
+    "trajectory": ("trajectory",),
     "simple": SIMPLE,
 }
 """Page -> the rewards that it describes. The pages of rewards on other machines have tests of their own."""

@@ -22,8 +22,11 @@ class Shown:
 
     def pictures(self) -> list[tuple[int, bytes]]:
         """(step, pixels)."""
-        events = self._events.Images("samples")
-        return [(event.step, pixels(io.BytesIO(event.encoded_image_string))) for event in events]
+        return [(step, pixels(io.BytesIO(data))) for step, data in self.files()]
+
+    def files(self) -> list[tuple[int, bytes]]:
+        """(step, file) of the pictures."""
+        return [(event.step, event.encoded_image_string) for event in self._events.Images("samples")]
 
     def config(self) -> str:
         """The text shown last."""

@@ -154,9 +154,18 @@ def assert_plain_diffusers_with_the_lora_samples_as_we_do(
     pipeline = family.plain(folder, model)
     bare = family.theirs(pipeline, model, "latent")
     assert (family.pack(x0) - bare).abs().max() > 0.05
-    pipeline.load_lora_weights(lora)
+    load_lora(pipeline, lora)
     torch.testing.assert_close(family.pack(x0), family.theirs(pipeline, model, "latent"), atol=1e-4, rtol=0)
     return x0
+
+
+def load_lora(pipeline: Any, folder: Path, **arguments: Any) -> None:
+    """Into plain diffusers: one file, or one for each of two transformers."""
+    second = {"load_into_transformer_2": True}
+    for part, where in {"": {}, "_high_noise": {}, "_low_noise": second}.items():
+        name = f"pytorch_lora_weights{part}.safetensors"
+        if (folder / name).exists():
+            pipeline.load_lora_weights(folder, weight_name=name, **where, **arguments)
 
 
 def assert_the_readme_of_an_export_runs(family: Family, folder: Path, tmp_path: Path) -> None:
@@ -175,7 +184,9 @@ def assert_the_readme_of_an_export_runs(family: Family, folder: Path, tmp_path: 
         assert names["video"].shape == (family.frames, HEIGHT, WIDTH, 3)
 
 
-def assert_fused_gradients_are_those_of_one_pass_each(family: Family, folder: Path, checkpointing: bool) -> None:
+def assert_fused_gradients_are_those_of_one_pass_each(
+    family: Family, folder: Path, checkpointing: bool, levels: int = 1
+) -> None:
     """In micro-batches that hold different prompts, at noise levels of each row's own."""
     model = family.load(folder)
     policy = adapted(model)
@@ -186,7 +197,8 @@ def assert_fused_gradients_are_those_of_one_pass_each(family: Family, folder: Pa
     config = RolloutConfig(groups=4, group_size=2, steps=STEPS, **family.size)
     rollout = roll_out(model, policy, PromptCache(model), prompts.draw(0, 0, 4), config, seed=0, index=0)
     assert rollout.images.shape[1:] == (*([] if family.frames is None else [family.frames]), HEIGHT, WIDTH, 3)
-    batch = training_batch(rollout, 0, Nft(NftSettings(timesteps_per_sample=1)), seed=5, step=9)
+    loss = Nft(NftSettings(timesteps_per_sample=levels))
+    batch = training_batch(rollout, 0, loss, seed=5, step=9, expert_of=model.experts)
     columns = torch.randn(8, 3, generator=torch.Generator().manual_seed(3))
 
     def gradients(method: Any) -> Any:
@@ -195,14 +207,16 @@ def assert_fused_gradients_are_those_of_one_pass_each(family: Family, folder: Pa
 
     fused, passes = gradients("fused"), gradients("passes")
     assert fused.by_passes == ()
+    if levels > 1:  # enough for each of two transformers to have one
+        assert len(fused.reached) == len(policy.parameters)
     for row, wanted in [*zip(fused.g, passes.g, strict=True), (fused.shared, passes.shared)]:
         assert wanted.norm() > 0
         assert (row - wanted).norm() <= 1e-5 * wanted.norm()
 
 
-def adapted(model: DiffusionModel) -> LoraPolicy:
+def adapted(model: DiffusionModel, **settings: Any) -> LoraPolicy:
     """Three adapters with different weights; alpha is not the rank."""
-    policy = LoraPolicy(model.transformer, LoraConfig(rank=2, alpha=6), model.lora_targets, seed=0)
+    policy = LoraPolicy(model.transformer, LoraConfig(rank=2, alpha=6, **settings), model.lora_targets, seed=0)
     draw = torch.Generator().manual_seed(1)
     for adapter in ADAPTERS:
         tensors = policy.tensors(adapter)

@@ -98,7 +98,9 @@ def train(config: Path, out: Path, *arguments: object) -> Outcome:
 
 
 def lora_bytes(run: Path) -> bytes:
-    return (run / "lora" / "pytorch_lora_weights.safetensors").read_bytes()
+    files = sorted((run / "lora").glob("*.safetensors"))
+    assert files
+    return b"".join(file.read_bytes() for file in files)
 
 
 def metrics(run: Path) -> list[dict[str, float]]:

@@ -61,7 +61,8 @@ def trained_on(folder: Path, memory: MemorySettings, scale: float = 1.0) -> tupl
     frames = {"frames": 5} if model.makes_videos else {}
     config = RolloutConfig(groups=4, group_size=2, steps=3, height=16, width=32, **frames)
     rollout = roll_out(model, policy, PromptCache(model), prompts.draw(0, 0, 4), config, seed=0, index=0)
-    batch = training_batch(rollout, 0, Nft(NftSettings(timesteps_per_sample=1)), seed=5, step=9)
+    loss = Nft(NftSettings(timesteps_per_sample=1))
+    batch = training_batch(rollout, 0, loss, seed=5, step=9, expert_of=model.experts)
     columns = torch.randn(8, 3, generator=torch.Generator().manual_seed(3))
 
     def gradients(method: Any = "fused", x0: Tensor | None = None) -> PolicyGradients:

@@ -42,7 +42,7 @@ from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.rollout.rollout import Sampled, try_sample
 from marble_rl.rollout.settings import RolloutConfig
 from marble_rl.runs.folder import RunFolder
-from marble_rl.runs.images import webp_pixels
+from marble_rl.runs.media import decoded
 from runs import lora_bytes, marble, metrics, train, write_config
 
 PLAIN_DIFFUSERS = """
@@ -133,7 +133,7 @@ def test_a_lora_for_another_program(run: Path, tmp_path: Path) -> None:
         assert "library_name" not in front
         assert layout in front["tags"]
     assert "into ComfyUI's `models/loras`" in cards["comfyui"]
-    assert "names of kohya's scripts" in cards["kohya"]
+    assert "Names as in kohya's scripts" in cards["kohya"]
     sampled = marble("sample", tmp_path / "kohya", "--prompt", "x", "--out", tmp_path / "out")
     assert sampled.code == 2  # diffusers does not read kohya's names for this family
     assert "target: diffusers finds no layer of Stable Diffusion 3 in" in sampled.err
@@ -541,7 +541,7 @@ def test_only_the_pictures_asked_for_are_kept(tiny_sd3: Path) -> None:
     def pictures(batch_size: int, **asked: Any) -> dict[int, torch.Tensor]:
         settings = EvaluationConfig(steps=2, batch_size=batch_size, images_per_prompt=2)
         found = evaluate(model, PromptCache(model), scorer, prompts, settings, RolloutConfig(), **asked).pictures
-        return {row: webp_pixels(kept.data) for row, kept in found.items()}
+        return {row: decoded(kept.data) for row, kept in found.items()}
 
     every = pictures(6, pictures=range(6))
     assert sorted(every) == list(range(6))

@@ -43,12 +43,41 @@ class Case:
     rewards: str
     """In place of the recipe's: without weights, or with those of the package."""
 
+    @property
+    def config(self) -> Path:
+        return CONFIGS / f"{self.recipe}.yaml"
+
+    def shrunk_to(self, model: Path, **changes: object) -> list[str]:
+        """Words for the command line that shrink the recipe to a tiny pipeline."""
+        smaller = {
+            "model.path": model,
+            "model.text_length": self.family.text_length,
+            "model.dtype": "float32",
+            "lora.rank": 2,
+            "lora.alpha": 6,
+            "rewards": self.rewards,
+            "rollout.groups": 3,
+            "rollout.group_size": 2,
+            "rollout.steps": 3,
+            "rollout.batch_size": 2,
+            **{f"rollout.{key}": value for key, value in self.family.size.items()},
+            "loss.timesteps_per_sample": 1,
+            "optimizer.lr": 0.05,
+            "trainer.micro_batch": 3,
+            "evaluation.steps": 2,
+            "evaluation.limit": 1,
+            **changes,
+        }
+        return [word for key, value in smaller.items() for word in ("--set", f"{key}={value}")]
+
 
 CASES = {
     "sd3": Case("sd35-medium", families.SD3, IMAGES),
     "flux": Case("flux-dev", families.FLUX, IMAGES),
     "qwen_image": Case("qwen-image", families.QWEN, IMAGES),
     "wan": Case("wan21-t2v-1.3b", families.WAN, VIDEOS),
+    "wan22_5b": Case("wan22-ti2v-5b", families.WAN, VIDEOS),
+    "wan22_14b": Case("wan22-t2v-a14b", families.WAN, VIDEOS),
 }
 
 
@@ -58,28 +87,8 @@ CASES = {
 def test_train_evaluate_export_and_plain_diffusers(name: str, tmp_path: Path) -> None:
     case, folder, run = CASES[name], tmp_path / "model", tmp_path / "run"
     BUILDERS[name](folder)
-    smaller = {
-        "model.path": folder,
-        "model.text_length": case.family.text_length,
-        "model.dtype": "float32",
-        "lora.rank": 2,
-        "lora.alpha": 6,
-        "rewards": case.rewards,
-        "rollout.groups": 3,
-        "rollout.group_size": 2,
-        "rollout.steps": 3,
-        "rollout.batch_size": 2,
-        **{f"rollout.{key}": value for key, value in case.family.size.items()},
-        "loss.timesteps_per_sample": 1,
-        "balance.refresh_every": 2,
-        "optimizer.lr": 0.05,
-        "trainer.steps": 3,
-        "trainer.micro_batch": 3,
-        "evaluation.steps": 2,
-        "evaluation.limit": 1,
-    }
-    overrides = [word for key, value in smaller.items() for word in ("--set", f"{key}={value}")]
-    train(CONFIGS / f"{case.recipe}.yaml", run, *overrides)
+    smaller = case.shrunk_to(folder, **{"balance": "{type: marble, refresh_every: 2}", "trainer.steps": 3})
+    train(case.config, run, *smaller)
     lines = metrics(run)
     assert [line["step"] for line in lines] == [0, 1, 2]
     rewards = [reward.name for reward in load_config(run / "config.json").rewards]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from marble_rl.rewards.core.base import FunctionReward, NotedScore, RewardBatch, Traits
@@ -273,18 +272,6 @@ def test_what_is_wrong_with_the_prompts_is_said_before_a_model_is_loaded(
     assert "--prompt" in outcome.err or "--weights" in outcome.err
     assert says in outcome.err
     assert not (tmp_path / "out").exists()
-
-
-def test_a_video_is_kept_and_its_stills_are_shown(tmp_path: Path) -> None:
-    from marble_rl.report.pictures import inlined_file
-    from marble_rl.runs.images import save_file, webp, webp_pixels
-
-    frames = [torch.full((16, 24, 3), level, dtype=torch.uint8) for level in (20, 80, 140, 200)]
-    video = torch.stack(frames)
-    save_file(webp(video), tmp_path / "video.webp")
-    assert (webp_pixels((tmp_path / "video.webp").read_bytes()).int() - video.int()).abs().max() <= 4
-    shown = inlined_file(tmp_path / "video.webp", 320)
-    assert (shown.width, shown.height) == (3 * 24, 16)
 
 
 @pytest.mark.full

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from browser import Browser
+from clips import ball
+from marble_rl.runs.media import encoded
 from ratings import NAMES, answer_lines, prepare_study, rate_server, request, shown_model
 from runs import marble
 
@@ -287,3 +289,29 @@ def test_links_on_an_address_that_phones_can_reach(study: Path) -> None:
         assert request(links["anna"].partition("/r/")[0])[0] == 403
         child.terminate()
         assert child.wait(timeout=20) == 0
+
+
+def test_pairs_of_videos_play(browsers: tuple[Browser, Browser], tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a ball rolls\n")
+    for seed, name in enumerate(("a", "b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.gif").write_bytes(encoded(ball(seed=seed), ".gif"))
+    models, study = [tmp_path / "a", tmp_path / "b"], tmp_path / "study"
+    given = ("--prompts", tmp_path / "prompts.txt", "--ask", "pairs", "--out", study)
+    assert marble("rate", "prepare", *models, *given).code == 0
+    page, _ = browsers
+    page.complaints.clear()
+    with rate_server(study, "--raters", "anna", "--port", 0) as (_, links):
+        page.show(links["anna"], width=1280)
+        wait_for(lambda: page.run("document.querySelectorAll('.frame img').length") == 2)
+        text = page.run("document.body.innerText")
+        assert "Which video looks better?" in text
+        assert "Video A" in text
+        assert "icture" not in text
+        seen = set()
+        for _ in range(6):
+            page.screenshot(SCREENSHOTS / "videos.png")
+            seen.add((SCREENSHOTS / "videos.png").read_bytes())
+            time.sleep(0.13)
+    assert len(seen) > 1
+    assert page.complaints == []

@@ -6,14 +6,19 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from clips import ball
 from events import Shown, pixels, written
+from marble_rl.runs.images import image_grid, save_sheet
+from marble_rl.runs.media import opened_frames
 from runs import lora_bytes, marble, start, train, write_config
 
 TRACKIO = Path(sys.prefix) / "trackio"
@@ -24,7 +29,7 @@ REPEATED = ("time/", "memory/", "scoring/", "step")
 
 
 def config_of(folder: Path, model: Path, trackers: list[Any], steps: int = 8) -> Path:
-    """Its grids are of steps 0 and 4, its evaluations after steps 4 and 8."""
+    """Its grids are of steps 0, 4 and 6 (the rollout of the last step), its evaluations after steps 4 and 8."""
     return write_config(
         folder / "config.yaml",
         model,
@@ -60,7 +65,7 @@ def test_tensorboard_shows_what_the_run_folder_holds(tiny_sd3: Path, tmp_path: P
     shown = Shown(run / "tensorboard")
     assert shown.figures() == written(run)
     assert {step for step, key, _ in shown.figures() if key == "eval/bright"} == {3, 7}
-    assert shown.pictures() == [(step, pixels(run / "samples" / f"step-{step}.png")) for step in (0, 4)]
+    assert shown.pictures() == [(step, pixels(run / "samples" / f"step-{step}.png")) for step in (0, 4, 6)]
     assert not (plain / "tensorboard").exists()
 
 
@@ -130,9 +135,9 @@ def test_wandb_offline(tiny_sd3: Path, tmp_path: Path) -> None:
     told = [without(step, (*REPEATED, "_", "samples")) for step in steps]
     assert told == [without(line, REPEATED) for line in lines_of(run)]
     assert [step["_step"] for step in steps] == list(range(8))
-    assert [step["_step"] for step in steps if step.get("samples._type") == "image-file"] == [0, 4]
+    assert [step["_step"] for step in steps if step.get("samples._type") == "image-file"] == [0, 4, 6]
     pictures = (run / "wandb").glob("offline-run-*/files/media/images/*.png")
-    assert sorted(map(pixels, pictures)) == sorted(pixels(run / "samples" / f"step-{step}.png") for step in (0, 4))
+    assert sorted(map(pixels, pictures)) == sorted(pixels(run / "samples" / f"step-{step}.png") for step in (0, 4, 6))
 
 
 @pytest.mark.full
@@ -152,6 +157,50 @@ def test_trackio_on_this_machine(tiny_sd3: Path, tmp_path: Path) -> None:
     told = [json.loads(metrics) for *_, metrics in rows]
     pictures = {step: figures.pop("samples") for step, figures in enumerate(told) if "samples" in figures}
     assert [without(figures, REPEATED) for figures in told] == [without(line, REPEATED) for line in lines_of(run)]
-    assert list(pictures) == [0, 4]
+    assert list(pictures) == [0, 4, 6]
     for step, picture in pictures.items():
         assert pixels(store / "media" / picture["file_path"]) == pixels(run / "samples" / f"step-{step}.png")
+
+
+SHOW_VIDEO = """
+import sys
+from pathlib import Path
+from marble_rl.config import load_config
+from marble_rl.runs.trackers import Trackers
+from marble_rl.runs.trackers.base import TrackedRun
+
+folder = Path(sys.argv[1])
+config = load_config(folder / "config.yaml")
+with Trackers(config.logging.trackers, TrackedRun(folder, config, 0, 0), print) as trackers:
+    trackers.image(0, folder / "step-0.webp")
+    trackers.log(0, {"reward/a": 1.0})
+"""
+
+
+def shown_video(folder: Path, tracker: dict[str, Any], **environment: str) -> None:
+    """Log a grid of a video, in a process of its own."""
+    config_of(folder, Path("mini"), [tracker])
+    save_sheet(image_grid([("a ball", ball(frames=5)[None])]), folder / "step-0", fps=5)
+    command = [sys.executable, "-c", SHOW_VIDEO, str(folder)]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    assert "could not" not in done.stdout + done.stderr
+
+
+def assert_plays(files: list[Path]) -> None:
+    (file,) = files
+    with Image.open(file) as video:
+        assert (video.format, video.n_frames, opened_frames(video)[1]) == ("GIF", 5, 5)
+
+
+@pytest.mark.full
+def test_wandb_shows_videos(tmp_path: Path) -> None:
+    shown_video(tmp_path, {"type": "wandb", "mode": "offline"})
+    assert_plays(list((tmp_path / "wandb").glob("offline-run-*/files/media/videos/*.gif")))
+
+
+@pytest.mark.full
+def test_trackio_shows_videos(tmp_path: Path) -> None:
+    assert (TRACKIO / "trackio").is_dir(), "run `make trackio`"
+    here = os.pathsep.join([str(TRACKIO), os.environ.get("PYTHONPATH", "")])
+    shown_video(tmp_path, {"type": "trackio"}, PYTHONPATH=here, TRACKIO_DIR=str(tmp_path / "store"))
+    assert_plays(list((tmp_path / "store" / "media").rglob("*.gif")))

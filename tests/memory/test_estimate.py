@@ -45,8 +45,8 @@ def test_parameters_and_weights_are_those_of_the_loaded_model(family: str, tmp_p
         memory = MemorySettings(dtype=dtype)
         parameters, held = sizes(empty, memory)
         model: Any = load_model(config.model.path, CPU, 16, memory=memory)
-        parts = {"transformer": model.transformer, "vae": model.pipeline.vae}
-        parts |= {name: getattr(model.pipeline, name) for name in model.text_parts}
+        names = ["transformer", "transformer_2", "vae", *model.text_parts]
+        parts = {name: part for name in names if (part := getattr(model.pipeline, name, None)) is not None}
         assert parameters == {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
         assert held == {
             name: sum(p.numel() * p.element_size() for p in part.parameters()) for name, part in parts.items()
@@ -137,6 +137,8 @@ PARAMETERS = {
     "qwen-image": {"transformer": 20_430_401_088, "text_encoder": 8_292_166_656, "vae": 126_892_531},
     "wan2.1-1.3b": {"transformer": 1_418_996_800, "text_encoder": 5_680_910_336, "vae": 126_892_531},
     "wan2.1-14b": {"transformer": 14_288_491_584},
+    "wan2.2-ti2v-5b": {"transformer": 4_999_787_712, "vae": 704_688_668},
+    "wan2.2-t2v-a14b": {"transformer": 14_288_491_584, "transformer_2": 14_288_491_584, "vae": 126_892_531},
 }
 """As their weights' files have them."""
 

@@ -146,12 +146,14 @@ def products(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {layer.removeprefix("transformer."): product for layer, product in found.items()}
 
 
-@pytest.mark.parametrize("pipeline", [FluxPipeline, QwenImagePipeline, WanPipeline])
+@pytest.mark.parametrize(
+    "pipeline", [pytest.param(FluxPipeline, marks=pytest.mark.full), QwenImagePipeline, WanPipeline]
+)
 def test_diffusers_finds_every_layer_under_kohyas_names(pipeline: Any, tmp_path: Path) -> None:
     transformer = adapted_transformer(pipeline.__name__, ALL[pipeline.__name__][2])
     wanted = changes(transformer, "ema")
     for layout in ("comfyui", "kohya"):
-        write_lora(tmp_path / layout, transformer, "ema", pipeline.__name__, layout)
+        write_lora(tmp_path / layout / LORA_FILE, transformer, "ema", pipeline.__name__, layout)
         found = products(pipeline.lora_state_dict(tmp_path / layout))
         torch.testing.assert_close(found, wanted, **EXACT)
     blocks = {"FluxPipeline": 8 + 4 + 5, "QwenImagePipeline": 2 * 12, "WanPipeline": 2 * 10}
@@ -170,7 +172,7 @@ def test_kohyas_names_for_stable_diffusion_3_are_those_of_its_checkpoints(tmp_pa
     transformer = adapted_transformer("StableDiffusion3Pipeline", ALL["StableDiffusion3Pipeline"][2])
     wanted = changes(transformer, "ema")
     assert len(wanted) == 2 * (4 + 3 + 2) + (1 + 2) + 4  # the last block ends with the image; attn2 is in the first
-    write_lora(tmp_path, transformer, "ema", "StableDiffusion3Pipeline", "kohya")
+    write_lora(tmp_path / LORA_FILE, transformer, "ema", "StableDiffusion3Pipeline", "kohya")
     changed = read_by_kohya(tmp_path / LORA_FILE)
     blocks = [f"joint_blocks.{i}.{part}" for i in range(2) for part in ("x_block", "context_block")]
     layers = ("attn.qkv", "attn.proj", "attn2.qkv", "attn2.proj", "mlp.fc1", "mlp.fc2")
@@ -185,7 +187,7 @@ def test_kohyas_names_for_stable_diffusion_3_are_those_of_its_checkpoints(tmp_pa
 def test_a_layer_that_is_not_adapted_stays_as_it_is(tmp_path: Path) -> None:
     """Within one that stacks it with others."""
     transformer = adapted_transformer("StableDiffusion3Pipeline", ["attn.to_k"])
-    write_lora(tmp_path, transformer, "ema", "StableDiffusion3Pipeline", "kohya")
+    write_lora(tmp_path / LORA_FILE, transformer, "ema", "StableDiffusion3Pipeline", "kohya")
     changed = read_by_kohya(tmp_path / LORA_FILE)
     assert changed.keys() == {f"joint_blocks_{i}_x_block_attn_qkv" for i in range(2)}
     for i in range(2):
@@ -199,9 +201,9 @@ def test_what_has_no_name_is_refused(tmp_path: Path) -> None:
     transformer = adapted_transformer("StableDiffusion3Pipeline", ["attn.to_q", "norm1.linear"])
     says = r"--format: 'kohya' has no name for transformer_blocks.0.norm1.linear, .* use --format diffusers"
     with pytest.raises(InputError, match=says):
-        write_lora(tmp_path, transformer, "ema", "StableDiffusion3Pipeline", "kohya")
+        write_lora(tmp_path / LORA_FILE, transformer, "ema", "StableDiffusion3Pipeline", "kohya")
     with pytest.raises(InputError, match=r"--format: 'comfyui' is not known for a NewPipeline; use --format diffusers"):
-        write_lora(tmp_path, transformer, "ema", "NewPipeline", "comfyui")
+        write_lora(tmp_path / LORA_FILE, transformer, "ema", "NewPipeline", "comfyui")
     assert not list(tmp_path.iterdir())
-    write_lora(tmp_path, transformer, "ema", "NewPipeline", "diffusers")
+    write_lora(tmp_path / LORA_FILE, transformer, "ema", "NewPipeline", "diffusers")
     assert ORIGINALS.keys() == FAMILIES.keys()

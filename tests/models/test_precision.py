@@ -12,6 +12,7 @@ from torch import Tensor
 from marble_rl.config import load_config
 from marble_rl.errors import InputError
 from marble_rl.models import check_quantization, load_model
+from marble_rl.models.experts import parts_of
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
 from marble_rl.models.precision import MemorySettings, memory_settings
 from marble_rl.models.sd3 import SD3Model
@@ -46,7 +47,7 @@ def test_half_precision_is_float32_but_for_its_rounding(family: str, tmp_path: P
     for dtype in dtypes:
         memory = MemorySettings(dtype=dtype, vae_dtype=torch.bfloat16, gradient_checkpointing=True)
         model, rollout, policy, gradients = trained_on(tmp_path, memory, 1.0 if dtype == torch.bfloat16 else 2.0**16)
-        assert model.transformer.dtype == dtype
+        assert {part.dtype for part in parts_of(model.transformer).values()} == {dtype}
         assert {parameter.dtype for parameter in policy.parameters} == {torch.float32}
         assert rollout.x0.dtype == torch.float32
         assert 0 < off(rollout.x0, plain.x0) < 8 * HALF
@@ -124,6 +125,17 @@ def test_int8_is_float32_but_for_its_rounding(tiny_sd3: Path) -> None:
     assert {parameter.dtype for parameter in policy.parameters} == {torch.float32}
     assert 0 < off(rollout.x0, plain.x0) < 0.02
     assert off(gradients(x0=plain.x0).gradients.g, exact().gradients.g) < 0.05
+
+
+@pytest.mark.full
+def test_int8_is_for_both_transformers(tmp_path: Path) -> None:
+    BUILDERS["wan22_14b"](tmp_path)
+    _, plain, _, _ = trained_on(tmp_path, MemorySettings())
+    model, rollout, _, gradients = trained_on(tmp_path, MemorySettings(quantize="int8"))
+    for transformer in (model.pipeline.transformer, model.pipeline.transformer_2):
+        assert transformer.blocks[0].attn1.to_q.base_layer.weight.qdata.dtype == torch.int8
+    assert 0 < off(rollout.x0, plain.x0) < 0.02
+    assert gradients().gradients.norms.min() > 0
 
 
 def test_adapters_begin_alike_whatever_the_base_is_held_in(tiny_sd3: Path) -> None:

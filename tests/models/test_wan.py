@@ -91,14 +91,17 @@ def test_what_it_refuses(folder: Path, model: WanModel) -> None:
         model.latent_shape(12, 16, 5)
     with pytest.raises(InputError, match=r"frames: 6 is not 1 more than a multiple of 4.*use 5 or 9"):
         model.latent_shape(16, 16, 6)
-    with pytest.raises(InputError, match=r"model\.guidance: 3\.5 given, but Wan 2\.1 takes no guidance"):
+    with pytest.raises(InputError, match=r"model\.guidance: 3\.5 given, but Wan takes no guidance"):
         WAN.load(folder, guidance=3.5)
     assert model.latent_shape(16, 16, 1) == (4, 1, 4, 4)
     assert model.latent_shape(None, None) == (4, 21, 120, 208)
 
 
-def test_wan_2_2_is_refused_before_it_is_loaded(folder: Path, tmp_path: Path) -> None:
-    index = json.loads((folder / "model_index.json").read_text()) | {"boundary_ratio": 0.9}
-    (tmp_path / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(InputError, match=r"it is a Wan 2\.2"):
+def test_pipelines_that_cannot_be_used_are_refused_before_they_are_loaded(folder: Path, tmp_path: Path) -> None:
+    index = json.loads((folder / "model_index.json").read_text())
+    (tmp_path / "model_index.json").write_text(json.dumps(index | {"boundary_ratio": 0.9}))
+    with pytest.raises(InputError, match=r"its model_index\.json has no transformer_2"):
+        load_model(str(tmp_path), torch.device("cpu"))
+    (tmp_path / "model_index.json").write_text(json.dumps(index | {"_class_name": "WanImageToVideoPipeline"}))
+    with pytest.raises(InputError, match=r"WanImageToVideoPipeline is not supported: it needs a picture to begin with"):
         load_model(str(tmp_path), torch.device("cpu"))

@@ -22,7 +22,8 @@ from marble_rl.prompts.meaning import meaning
 from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.prompts.wanted import wanted_text
 from marble_rl.rewards.builtin.colour import Colour
-from marble_rl.rewards.builtin.geneval import Detection, GenEval, share_met
+from marble_rl.rewards.builtin.detection import Detection
+from marble_rl.rewards.builtin.geneval import GenEval, share_met
 from marble_rl.rewards.builtin.ocr import Ocr
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.types import Prompt

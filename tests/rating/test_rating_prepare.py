@@ -108,7 +108,7 @@ def test_pictures_of_a_folder_are_taken_by_number_and_lose_their_metadata(tmp_pa
                 assert picture.getpixel((0, 0)) == (tone, i, 0)
 
 
-def test_a_video_is_kept_as_it_is_and_not_mixed_with_pictures(tmp_path: Path) -> None:
+def test_a_video_stays_one_and_is_not_mixed_with_pictures(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("a kite\n")
     frames = [Image.new("RGB", (8, 8), (40 * i, 0, 0)) for i in range(3)]
     for name in ("a", "b", "still"):

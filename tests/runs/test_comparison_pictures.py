@@ -7,9 +7,16 @@ import pytest
 import torch
 from PIL import Image
 
-from marble_rl.runs.images import Card, Picture, comparison
+from marble_rl.runs import images
+from marble_rl.runs.images import Card, Picture
 
 TILE = 40
+
+
+def comparison(columns: list[list[Card]], tile: int) -> Image.Image:
+    """The only frame of a comparison of images."""
+    (frame,) = images.comparison(columns, tile).frames
+    return frame
 
 
 def plain(number: int, height: int = 8, width: int = 8) -> torch.Tensor:

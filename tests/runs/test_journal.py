@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rich.console import Console
 
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
+from marble_rl.errors import StorageFailed
 from marble_rl.prompts import load_prompts
 from marble_rl.rewards.core.registry import build_rewards
 from marble_rl.rewards.core.scoring import Scorer
@@ -121,13 +124,13 @@ def test_a_resumed_journal_drops_the_lines_after_its_checkpoint(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("images_every", "grids"),
-    [(None, []), (1, [0, 2, 4, 6]), (4, [0, 4]), (3, [0, 2, 6])],
+    [(None, []), (1, [0, 2, 4, 6]), (4, [0, 4, 6]), (3, [0, 2, 6]), (100, [0, 6])],
     ids=lambda value: str(value),
 )
 def test_a_grid_is_drawn_for_the_rollout_of_a_due_step(
     tmp_path: Path, images_every: int | None, grids: list[int]
 ) -> None:
-    """Two updates per rollout: a due step may be the second one of its rollout."""
+    """Two updates per rollout: a due step may be the second one of its rollout. The last step is always due."""
     config = settings(logging={"images_every": images_every})
     run = Journaled(tmp_path / "run", config)
     with run.journal as journal:
@@ -158,8 +161,67 @@ def test_a_grid_shows_the_groups_of_all_ranks_under_their_prompts(tmp_path: Path
     in_threads(2, show)
     with Image.open(tmp_path / "run" / "samples" / "step-0.png") as grid:
         rows = grid_rows(grid)
-    assert [prompt for prompt, _ in rows] == [group.prompt.text for group in whole.drawn]
-    assert [pictures.getpixel((5, 5)) for _, pictures in rows] == [(i, 0, 0) for i in range(4)]
+    assert [row.prompt for row in rows] == [group.prompt.text for group in whole.drawn]
+    assert [row.frames[0].getpixel((5, 5)) for row in rows] == [(i, 0, 0) for i in range(4)]
+
+
+def with_videos(of: Rollout, frames: int) -> Rollout:
+    """The same, every image a video that gets lighter."""
+    light = 20 * torch.arange(frames, dtype=torch.uint8)[:, None, None, None]
+    return replace(of, images=of.images[:, None] + light)
+
+
+def test_a_grid_of_videos_plays_them_at_the_rate_of_the_config(tmp_path: Path) -> None:
+    config = settings(logging={"images_every": 1, "fps": 5})
+    whole = with_videos(rollout(config), 6)
+
+    def show(world: World) -> None:
+        own = world.share(len(whole.groups))
+        rows = [i * whole.group_size + s for i in own for s in range(whole.group_size)]
+        part = replace(whole, groups=tuple(whole.groups[i] for i in own), images=whole.images[rows])
+        with Journaled(tmp_path / "run", config, world=world).journal as journal:
+            journal.save_images(part, 0)
+
+    in_threads(2, show)
+    with Image.open(tmp_path / "run" / "samples" / "step-0.webp") as grid:
+        rows = grid_rows(grid)
+    assert [(row.prompt, row.fps) for row in rows] == [(group.prompt.text, 5) for group in whole.drawn]
+    for row in rows:
+        assert [frame.getpixel((40, 40))[1] for frame in row.frames] == pytest.approx([20 * t for t in range(6)], abs=6)
+
+
+def test_a_grid_that_cannot_be_written_stops_its_step(tmp_path: Path) -> None:
+    """It is drawn beside the training: the step of its rollout waits for it."""
+    config = settings(logging={"images_every": 1, "trackers": ["tensorboard"]})
+    run = Journaled(tmp_path / "run", config)
+    run.folder.samples.write_text("a file in the way")
+    with run.journal as journal:
+        journal.save_images(rollout(config), 0)
+        with pytest.raises(StorageFailed, match=r"cannot write .*samples/step-0\.png.* continue with --resume"):
+            journal.log(0, {})
+        journal.log(1, {})
+    assert [line["step"] for line in run.lines] == [0, 1]
+
+
+def test_a_grid_that_is_being_drawn_is_finished_whatever_ends_the_run(tmp_path: Path) -> None:
+    config = settings(logging={"images_every": 1})
+    run = Journaled(tmp_path / "run", config)
+    with suppress(KeyboardInterrupt), run.journal as journal:
+        journal.save_images(rollout(config), 0)
+        raise KeyboardInterrupt
+    assert [file.name for file in run.folder.samples.iterdir()] == ["step-0.png"]
+
+
+def test_the_grid_of_a_dropped_rollout_gives_way_to_that_of_the_next(tmp_path: Path) -> None:
+    config = settings(logging={"images_every": 1})
+    run = Journaled(tmp_path / "run", config)
+    first = rollout(config)
+    with run.journal as journal:
+        journal.save_images(first, 0)
+        journal.save_images(replace(first, images=first.images + 100), 0)
+        journal.log(0, {})
+    with Image.open(run.folder.samples / "step-0.png") as grid:
+        assert grid_rows(grid)[0].frames[0].getpixel((5, 5)) == (100, 100, 100)
 
 
 def test_with_several_ranks_rank_0_writes_and_logs_its_waiting_time(tmp_path: Path) -> None:

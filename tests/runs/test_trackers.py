@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
+from clips import ball
 from events import Shown, pixels
 from marble_rl.config import RunConfig, dump_config, load_config
 from marble_rl.config.trackers import TensorboardTracker, TrackioTracker, WandbTracker
 from marble_rl.errors import InputError, Interrupted
-from marble_rl.runs.images import image_grid, save_image
+from marble_rl.runs.images import image_grid, save_sheet
 from marble_rl.runs.trackers import Trackers, check_trackers
 from marble_rl.runs.trackers.base import TrackedRun
 from runs import write_config
@@ -33,10 +36,8 @@ def config(tmp_path: Path) -> RunConfig:
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Path:
-    path = tmp_path / "step-0.png"
     images = torch.arange(2 * 8 * 8 * 3, dtype=torch.uint8).reshape(2, 8, 8, 3)
-    save_image(image_grid([("a kite", images)]), path)
-    return path
+    return save_sheet(image_grid([("a kite", images)]), tmp_path / "step-0")
 
 
 def test_a_type_alone_is_short_for_its_defaults(tmp_path: Path) -> None:
@@ -144,6 +145,18 @@ def test_a_grid_is_shown_with_its_step_or_not_at_all(tmp_path: Path, config: Run
         trackers.log(5, {"reward/a": 0.0})
         trackers.image(6, grid)  # and the step fails
     assert [step for step, _ in Shown(tmp_path / "tensorboard").pictures()] == [4]
+
+
+def test_tensorboard_shows_a_grid_of_videos_as_gif(tmp_path: Path, config: RunConfig) -> None:
+    grid = save_sheet(image_grid([("a ball", ball(frames=5)[None])]), tmp_path / "step-0", fps=5)
+    with Trackers([TENSORBOARD], TrackedRun(tmp_path, config, 0, 0), print) as trackers:
+        trackers.image(0, grid)
+        trackers.log(0, {"reward/a": 0.0})
+    ((step, data),) = Shown(tmp_path / "tensorboard").files()
+    assert step == 0
+    with Image.open(io.BytesIO(data)) as shown, Image.open(grid) as written:
+        assert (shown.format, shown.n_frames, shown.size) == ("GIF", 5, written.size)
+        assert shown.info["duration"] == 200
 
 
 def test_a_tracker_that_cannot_start_is_left_out(tmp_path: Path, config: RunConfig) -> None:

@@ -25,12 +25,20 @@ from marble_rl.config import RunConfig
 from marble_rl.devices import allocated_bytes, device_count, empty_cache, peak_bytes
 from marble_rl.memory.estimate import estimate_run
 from marble_rl.models import adapter_of
+from marble_rl.models.parts import TRANSFORMERS
 from marble_rl.training.trainer import Trainer
 from tools.gpu_check.checks import CheckFailed
 from tools.published import PUBLISHED
 from tools.tiny import BUILDERS
 
-PUBLISHED_AS = {"sd3": "sd3.5-medium", "flux": "flux.1-dev", "qwen_image": "qwen-image", "wan": "wan2.1-1.3b"}
+PUBLISHED_AS = {
+    "sd3": "sd3.5-medium",
+    "flux": "flux.1-dev",
+    "qwen_image": "qwen-image",
+    "wan": "wan2.1-1.3b",
+    "wan22_5b": "wan2.2-ti2v-5b",
+    "wan22_14b": "wan2.2-t2v-a14b",
+}
 WIDTHS = ("attention_head_dim", "num_attention_heads", "caption_projection_dim", "ffn_dim")
 """Settings that are taken from the published transformer; its depth, and the sizes of its inputs, are not."""
 
@@ -60,13 +68,15 @@ def build_wide(name: str, folder: Path, published: bool) -> int:
     """The tiny pipeline, its transformer as wide as the ``published`` one. Returns the width."""
     BUILDERS[name](folder)
     pipeline = adapter_of(folder / "model_index.json").diffusers_class().from_pretrained(folder)
-    old = pipeline.transformer
     if published:
+        old = pipeline.transformer
         wide = PUBLISHED[PUBLISHED_AS[name]][1]["transformer"][2]
         # Rotary embeddings are split over the axes of a head.
         axes = {"axes_dims_rope": [16, 56, 56]} if "axes_dims_rope" in old.config else {}
         sizes = {key: wide[key] for key in WIDTHS if key in wide}
-        pipeline.transformer = type(old).from_config({**old.config, **sizes, **axes})
+        for part in TRANSFORMERS:
+            if getattr(pipeline, part, None) is not None:
+                setattr(pipeline, part, type(old).from_config({**old.config, **sizes, **axes}))
         pipeline.save_pretrained(folder)
     config = pipeline.transformer.config
     return int(config["num_attention_heads"] * config["attention_head_dim"])
@@ -101,7 +111,7 @@ def several_ranks(device: torch.device) -> str:
 
 
 def _config(name: str, model: Path, device: torch.device, groups: int = 2) -> RunConfig:
-    video = name == "wan"
+    video = name.startswith("wan")
     images = [{"name": "small", "type": "jpeg_compressibility"}, {"name": "bright", "type": "brightness"}]
     videos = [{"name": r["name"], "type": "frames", "params": {"reward": {"type": r["type"]}}} for r in images]
     size = {"height": 16, "width": 16} if device.type == "cpu" else {"height": 128, "width": 128}
@@ -112,7 +122,7 @@ def _config(name: str, model: Path, device: torch.device, groups: int = 2) -> Ru
             "prompts": {"train": [{"name": "things", "texts": [f"{count} red balls" for count in range(groups)]}]},
             "rewards": videos if video else images,
             "rollout": {"groups": groups, "group_size": 2, "steps": 2, **size, **({"frames": 5} if video else {})},
-            "loss": {"timesteps_per_sample": 1},
+            "loss": {"timesteps_per_sample": 1, "timestep_fraction": 1.0},
             "balance": {"type": "fair"},
             "trainer": {"steps": 2, "micro_batch": 2},
             "logging": {"images_every": None},

@@ -15,13 +15,23 @@ from pathlib import Path
 from tools.tiny.flux import build_tiny_flux
 from tools.tiny.qwen_image import build_tiny_qwen_image
 from tools.tiny.sd3 import build_tiny_sd3
-from tools.tiny.wan import build_tiny_wan
+from tools.tiny.wan import build_tiny_wan, build_tiny_wan22_5b, build_tiny_wan22_14b
 
 BUILDERS: dict[str, Callable[[Path], None]] = {
     "sd3": build_tiny_sd3,
     "flux": build_tiny_flux,
     "qwen_image": build_tiny_qwen_image,
     "wan": build_tiny_wan,
+    "wan22_5b": build_tiny_wan22_5b,
+    "wan22_14b": build_tiny_wan22_14b,
 }
 
-__all__ = ["BUILDERS", "build_tiny_flux", "build_tiny_qwen_image", "build_tiny_sd3", "build_tiny_wan"]
+__all__ = [
+    "BUILDERS",
+    "build_tiny_flux",
+    "build_tiny_qwen_image",
+    "build_tiny_sd3",
+    "build_tiny_wan",
+    "build_tiny_wan22_5b",
+    "build_tiny_wan22_14b",
+]

@@ -100,6 +100,7 @@ class Workload:
             update_halves=torch.arange(n) % 2,
             places=torch.arange(n),
             sigmas=torch.rand(n, 1, generator=dice) * 0.9 + 0.05,
+            experts=torch.zeros(n, 1, dtype=torch.long),
             seed=seed,
             step=0,
         )

@@ -62,7 +62,7 @@ def train(
     else:
         print_summary(Console(), trainer.folder.metrics, run.trained_rewards)
         typer.echo(
-            f"\nDone: {count_of(result.steps, 'step')}. LoRA for plain diffusers: {result.lora}\n\n"
+            f"\nDone: {count_of(result.steps, 'step')}. LoRA for plain diffusers: {result.out / result.lora.name}\n\n"
             f"  marble sample {result.out} --prompt 'a prompt'\n"
             f"  marble evaluate {result.out}\n"
             f"  marble report {result.out}\n"

@@ -38,11 +38,15 @@ def sample(
         Path | None, typer.Option(metavar="FILE", help="File of prompts, one a line (docs/prompts.md).")
     ] = None,
     grid: Annotated[
-        bool, typer.Option("--grid", help="Also write grid.png: a row per prompt, a column per --weights.")
+        bool,
+        typer.Option("--grid", help="Also write grid.png or grid.webp: a row per prompt, a column per --weights."),
     ] = False,
     out: Annotated[
         Path,
-        typer.Option(help="Folder for PNG files, or WebP for videos. Existing files are kept; new ones get a number."),
+        typer.Option(
+            help="Folder for PNG files, or WebP for videos. Or one file: .png, .jpg, .webp; of a video .mp4, .gif, "
+            ".webp. Existing files are kept; new ones get a number."
+        ),
     ] = Path("samples"),
     images: Annotated[int, typer.Option(min=1, help="How many of each prompt; image i uses seed + i.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the first image.")] = 0,
@@ -53,6 +57,9 @@ def sample(
     height: Side = None,
     width: Side = None,
     frames: Annotated[int | None, typer.Option(min=1, help="Of a video. Default: the run's, or the model's.")] = None,
+    fps: Annotated[
+        int | None, typer.Option(min=1, help="Frames per second of a video. Default: the run's logging.fps.")
+    ] = None,
     weights: SampledWeights = None,
     checkpoint: CheckpointName = None,
     model: BaseModel = None,
@@ -67,14 +74,16 @@ def sample(
     """
     texts = _sampled_prompts(prompt, prompts)
     quiet_libraries()
-    from marble_rl.inference.opening import choose_weights, chosen_step, open_target
-    from marble_rl.inference.sampling import Sampling, save_samples
+    from marble_rl.inference.opening import choose_weights, chosen_step, model_config, open_target
+    from marble_rl.inference.sampling import Sampling, check_file, is_file, save_samples
     from marble_rl.storage import output_folder
 
     chosen = [choose_weights(target, name) for name in dict.fromkeys(weights or [])] or [choose_weights(target)]
-    with output_folder(out):
+    if is_file(out):
+        check_file(out, model_config(target, model).path, len(texts) * images * len(chosen) + grid)
+    with output_folder(out.parent if is_file(out) else out):
         opened = open_target(target, model_path=model, step=chosen_step(target, checkpoint), device=device)
-        how = Sampling(seed, images, steps, solver, height, width, frames)
+        how = Sampling(seed, images, steps, solver, height, width, frames, fps)
         for file in save_samples(opened, texts, chosen, how, out, numbered=prompts is not None, grid=grid):
             typer.echo(file)
 

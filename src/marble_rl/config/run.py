@@ -100,7 +100,10 @@ class LoggingConfig(Section):
     """What a run shows while it goes on."""
 
     images_every: PositiveInt | None = 10
-    """Steps between image grids in samples/; null draws none."""
+    """Steps between grids of images or videos in samples/, the first and the last step among them; null draws none."""
+    fps: PositiveInt | None = None
+    """Frames per second at which videos are shown and saved, also by `marble evaluate`, `sample` and `rate`; null takes
+    16, and 8 for videos of up to 32 frames. Changes no result."""
     print_every: PositiveInt = 1
     """Steps between lines where the output is not a terminal."""
     trackers: TrackerList = []

@@ -79,12 +79,12 @@ def measure(
     inputs = check_inputs(config)
     for remark in inputs.scorer.load(opened.model.device):
         console.print(remark, markup=False, soft_wrap=True)
-    model, policy, names = opened.model, opened.policy, config.trained_rewards
+    model, policy, names, seed = opened.model, opened.policy, config.trained_rewards, config.trainer.seed
     source = ExperienceSource(config, inputs, model, policy, PromptCache(model), World())
     display = Display(Console(quiet=True), batches, 0, names, 1)
     balance = RULES.part_of(config.balance)
     weights = weight_vector(names, balance.sum_weights(config.balance))
-    rule = balance(config.balance, names, adv_clip=config.loss.adv_clip, seed=config.trainer.seed)
+    rule = balance(config.balance, names, adv_clip=config.loss.adv_clip, seed=seed)
     loss = LOSSES.part_of(config.loss)(config.loss)
     updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
     micro_batch = MicroBatch(
@@ -105,7 +105,7 @@ def measure(
     for m in range(batches):
         experience = source.gather(FIRST_ROLLOUT + m, 0, display)
         columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
-        batch = training_batch(experience.rollout, 0, loss, seed=config.trainer.seed, step=FIRST_ROLLOUT + m)
+        batch = training_batch(experience.rollout, 0, loss, seed=seed, step=FIRST_ROLLOUT + m, expert_of=model.experts)
         gradients = stage.per_reward(batch, columns).gradients
         g[m], shared[m] = gradients.g.cpu(), gradients.shared.cpu()
         advantages[m] = second_moments(experience.scored.advantages)

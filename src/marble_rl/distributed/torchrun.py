@@ -113,12 +113,12 @@ class DistributedWorld(World):
     def _await(self, work: dist.Work) -> None:
         """Wait for the first exchange. One that hangs, as NCCL does where cards cannot reach each other, would
         otherwise end the process after the timeout, without a message."""
-        deadline = time.monotonic() + min(START_TIMEOUT, _timeout())
+        limit = min(START_TIMEOUT, _timeout())
+        deadline = time.monotonic() + limit
         while not work.is_completed():
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"no result within {min(START_TIMEOUT, _timeout()):g} s, although every rank has begun. Try "
-                    "NCCL_P2P_DISABLE=1"
+                    f"no result within {limit:g} s, although every rank has begun. Try NCCL_P2P_DISABLE=1"
                 )
             time.sleep(0.01)
         work.wait()

@@ -19,7 +19,7 @@ from marble_rl.prompts import PromptSet
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.rollout.rollout import Sampled, try_sample
 from marble_rl.rollout.settings import RolloutConfig
-from marble_rl.runs.images import webp
+from marble_rl.runs.media import encoded
 from marble_rl.runs.scores import ImageScores, WeightsScores
 from marble_rl.seeding import generator, normal_rows
 from marble_rl.types import Prompt, RewardTable
@@ -89,11 +89,12 @@ def evaluate(
     on_images: Callable[[int], None] = lambda images: None,
     world: World | None = None,
     pictures: Collection[int] = (),
+    fps: int | None = None,
 ) -> Evaluation:
     """Sample and score held-out prompts with whichever adapter is active. Every batch has the same shape.
 
     The ranks of ``world`` take whole batches, and all of them get all scores. ``pictures``: rows whose images the first
-    rank gets. The others are dropped as soon as they are scored: all images of a benchmark do not fit into memory.
+    rank gets, videos with ``fps``. Others are dropped once scored: all images of a benchmark do not fit into memory.
     """
     world = world or World()
     chosen = evaluated_prompts(prompts, config)
@@ -125,7 +126,7 @@ def evaluate(
                 shown = sampled.images[: len(batch)]
                 for i, image in enumerate(shown):
                     if (row := place * config.batch_size + i) in wanted:
-                        kept[row] = done + i, webp(image)
+                        kept[row] = done + i, encoded(image, ".webp", fps)
                 done += len(batch)
                 scoring.add(shown)
                 on_images(len(batch))

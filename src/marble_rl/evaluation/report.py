@@ -23,9 +23,10 @@ from marble_rl.inference.opening import Opened, Weights, model_config, open_targ
 from marble_rl.intervals import FEWEST, Interval, paired_difference
 from marble_rl.models.base import PromptCache
 from marble_rl.prompts import PromptSet, read_prompt_file
-from marble_rl.runs.images import Card, Picture, comparison, save_file, save_image, webp_pixels
+from marble_rl.runs.images import Card, Picture, comparison, save_file, save_sheet
 from marble_rl.runs.inputs import RunInputs, check_inputs, check_prompts
-from marble_rl.runs.scores import IMAGES, SCORES, KeptPicture, Scores
+from marble_rl.runs.media import decoded
+from marble_rl.runs.scores import GRID, IMAGES, SCORES, KeptPicture, Scores
 from marble_rl.storage import output_folder, storage_errors
 from marble_rl.types import Prompt
 
@@ -188,6 +189,7 @@ def _evaluations(
                     on_images=_progress_counter(progress, role, images, world.size),
                     world=world,
                     pictures=[i * each for i in kept],
+                    fps=settings.logging.fps,
                 )
     return results
 
@@ -232,7 +234,7 @@ def _write(
     before = _listed_pictures(out)
     pictures = _save_pictures(results, out)
     cards = [[_card(results, i) for i in column] for column in columns]
-    save_image(comparison(cards), out / "grid.png", AGAIN)
+    save_sheet(comparison(cards), out / GRID, AGAIN, settings.logging.fps)
     scores = score_record(results, step, held_out, pictures, settings)
     with storage_errors(str(out), AGAIN):
         scores.write(out / SCORES)
@@ -275,6 +277,6 @@ def _card(results: dict[str, Evaluation], prompt: int) -> Card[Tensor]:
     first = next(iter(results.values()))
     row = prompt * first.images_per_prompt
     pictures = tuple(
-        Picture(name, webp_pixels(result.pictures[row].data), result.scores(row)) for name, result in results.items()
+        Picture(name, decoded(result.pictures[row].data), result.scores(row)) for name, result in results.items()
     )
     return Card(first.prompts[prompt].text, pictures)

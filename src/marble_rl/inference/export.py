@@ -17,9 +17,9 @@ from marble_rl.models.lora import Adapter
 from marble_rl.models.lora_formats import LoraFormat
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.history import History
+from marble_rl.runs.scores import GRID
 from marble_rl.storage import storage_errors, write_bytes
 
-GRID = "grid.png"
 CONFIG = "training_config.yaml"
 """Not config.json, which would make the folder look like a run."""
 
@@ -75,11 +75,11 @@ def _describe(opened: Opened, adapter: Adapter, out: Path, run: RunFolder | None
     assert opened.config is not None
     evaluation, remarks = (None, []) if run is None else read_evaluation(run, adapter, opened.step)
     picture = None
-    grid = None if run is None or evaluation is None else run.evaluation / GRID
+    grids = [] if run is None or evaluation is None else [run.evaluation / f"{GRID}{end}" for end in (".webp", ".png")]
     # A link may lead to a file that is not to be shown.
-    if grid is not None and grid.is_file() and not grid.is_symlink():
-        shutil.copyfile(grid, out / GRID)
-        picture = GRID
+    for grid in [grid for grid in grids if grid.is_file() and not grid.is_symlink()][:1]:
+        shutil.copyfile(grid, out / grid.name)
+        picture = grid.name
     write_bytes(out / CONFIG, to_yaml(opened.config).encode())
     card = model_card(
         opened.model,

@@ -15,7 +15,8 @@ from marble_rl.errors import count_of
 from marble_rl.mini import embedded
 from marble_rl.models import PIPELINE
 from marble_rl.models.base import DiffusionModel
-from marble_rl.models.lora_files import LORA_FILE
+from marble_rl.models.experts import LOADED_WITH, adapted_parts
+from marble_rl.models.lora_files import lora_name
 from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rewards.core.settings import RewardConfig
 from marble_rl.runs.folder import RunFolder
@@ -122,15 +123,19 @@ def _front_matter(model: DiffusionModel, config: RunConfig, kind: ExportKind) ->
 
 def _use(model: DiffusionModel, config: RunConfig, kind: ExportKind) -> list[str]:
     strength = "at strength 1. Leave classifier-free guidance off (cfg 1): the model was trained without it."
+    parts = list(adapted_parts(model.transformer, config.lora.experts))
+    files = " and ".join(f"`{lora_name(part)}`" for part in parts)
+    loaded = "it" if parts == [""] else "each onto the model of its name,"
     if kind == "comfyui":
-        return [f"Copy `{LORA_FILE}` into ComfyUI's `models/loras`, and load it with `LoraLoaderModelOnly` {strength}"]
+        return [f"Copy {files} into ComfyUI's `models/loras`, and load {loaded} with `LoraLoaderModelOnly` {strength}"]
     if kind == "kohya":
-        return [f"`{LORA_FILE}` has the names of kohya's scripts, with alpha tensors. Load it {strength}"]
-    code = _plain_code(model, config, kind == "merged")
+        return [f"Names as in kohya's scripts, with alpha tensors: {files}. Load {loaded} {strength}"]
+    code = _plain_code(model, config, None if kind == "merged" else parts)
     return ["Call it as it was trained, without classifier-free guidance:", f"```python\n{code}```"]
 
 
-def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
+def _plain_code(model: DiffusionModel, config: RunConfig, adapted: list[str] | None) -> str:
+    """``adapted``: the parts of the transformer that have a LoRA; None for a merged pipeline."""
     pipeline, arguments = model.plain_call()
     size = {"height": config.rollout.height, "width": config.rollout.width, "num_frames": config.rollout.frames}
     given = {"num_inference_steps": config.evaluation.steps, **arguments}
@@ -138,7 +143,7 @@ def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
     call = ", ".join(['"a prompt"', *(f"{name}={value}" for name, value in given.items())])
     sample, samples = ("video", "frames") if model.makes_videos else ("image", "images")
     folder = '"THIS_FOLDER"'
-    source = folder if merged else _literal(embedded(config.model.path, PIPELINE))
+    source = folder if adapted is None else _literal(embedded(config.model.path, PIPELINE))
     # Not float16, in which many autoencoders overflow; training keeps them in float32.
     dtype = "float32" if config.model.dtype == "float32" else "bfloat16"
     lines = [
@@ -148,9 +153,16 @@ def _plain_code(model: DiffusionModel, config: RunConfig, merged: bool) -> str:
         'device = "cuda" if torch.cuda.is_available() else "cpu"  # or "mps", "xpu", ...',
         f"pipe = {pipeline}.from_pretrained({source}, dtype=torch.{dtype})",
         "pipe.to(device)",
-        *([] if merged else [f"pipe.load_lora_weights({folder})"]),
+        *(f"pipe.load_lora_weights({_loading(folder, part)})" for part in adapted or []),
     ]
     return "\n".join([*lines, f"{sample} = pipe({call}).{samples}[0]"]) + "\n"
+
+
+def _loading(folder: str, part: str) -> str:
+    """Arguments of `load_lora_weights`."""
+    given = {"weight_name": lora_name(part), **LOADED_WITH.get(part, {})} if part else {}
+    named = [f"{name}={_literal(value) if isinstance(value, str) else value}" for name, value in given.items()]
+    return ", ".join([folder, *named])
 
 
 def _reward(reward: RewardConfig) -> str:
@@ -184,9 +196,10 @@ def _training(config: RunConfig) -> str:
     shape = f", {size[0]} x {size[1]} pixels" if None not in size else ""
     shape += f", {count_of(rollout.frames, 'frame')}" if rollout.frames else ""
     started = f", started from {_text(config.lora.init.name)}" if config.lora.init else ""
+    only = "" if config.lora.experts == "both" else f" of the {config.lora.experts}-noise transformer only"
     return "\n".join(
         [
-            f"- LoRA of rank {config.lora.rank}, alpha {config.lora.alpha:g}{started}",
+            f"- LoRA{only} of rank {config.lora.rank}, alpha {config.lora.alpha:g}{started}",
             f"- {count_of(rollout.groups, 'prompt')} x {rollout.group_size} samples a rollout{shape}, "
             f"{count_of(rollout.steps, 'sampling step')} ({rollout.solver})",
             f"- AdamW, learning rate {config.optimizer.lr:g}, KL weight {config.loss.kl_weight:g}, "

@@ -23,8 +23,9 @@ from marble_rl.inference.lora_note import NOTE, LoraNote
 from marble_rl.memory.empty_model import build_empty, config_folder
 from marble_rl.models import check_model_path, load_model
 from marble_rl.models.base import DiffusionModel, PromptCache
+from marble_rl.models.experts import parts_of
 from marble_rl.models.lora import ADAPTERS, LoraPolicy
-from marble_rl.models.lora_files import LORA_FILE, check_layers, locate
+from marble_rl.models.lora_files import check_layers, holds_lora, locate_parts
 from marble_rl.models.precision import PLAIN, memory_settings
 from marble_rl.models.settings import ModelConfig
 from marble_rl.rollout.rollout import sample
@@ -96,7 +97,7 @@ def kind_of(target: str) -> Kind:
     folder = RunFolder(Path(target))
     if folder.exists:
         return "run"
-    is_lora = folder.path.suffix == ".safetensors" or (folder.path / LORA_FILE).is_file()
+    is_lora = folder.path.suffix == ".safetensors" or holds_lora(folder.path)
     return "LoRA" if is_lora else "pipeline"
 
 
@@ -134,10 +135,11 @@ def open_target(
         return _open_run(RunFolder(Path(target)), config, step, device, plain)
     model = _load(config, device)
     if kind == "LoRA":
-        file = locate(Path(target), "target")
-        check_layers(file, dict(model.transformer.named_parameters()), "target")
+        transformers = parts_of(model.transformer)
+        for part, file in locate_parts(Path(target), "target", list(transformers)).items():
+            check_layers(file, dict(transformers[part].named_parameters()), "target")
         with hub.explained("target", str(file), "a LoRA that diffusers can load", UNREADABLE):
-            model.read_lora(file)
+            model.read_lora(Path(target))
         parts = (part for whole in (model.transformer, *model.text_encoders) for part in whole.modules())
         if not any(isinstance(part, BaseTunerLayer) for part in parts):  # diffusers skips names that it does not know
             raise InputError(f"target: diffusers finds no layer of {model.name} in {file}; {UNREADABLE}")
@@ -169,7 +171,7 @@ def own_settings(target: str) -> dict[str, Any]:
     if kind == "pipeline":
         return {"path": target}
     if kind == "LoRA":
-        file = locate(Path(target), "target").parent / NOTE
+        file = next(iter(locate_parts(Path(target), "target").values())).parent / NOTE
         note = LoraNote.read(file) if file.exists() else LoraNote()
         return {"path": note.base_model, **note.model_dump(include=note.model_fields_set.intersection(NOTED))}
     own = RunFolder(Path(target)).load_config().model

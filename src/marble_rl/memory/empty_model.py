@@ -46,7 +46,10 @@ def _built(config: RunConfig, folder: Path) -> DiffusionModel:
     adapter = adapter_of(folder / "model_index.json")
     parts: dict[str, Any] = {}
     for name, entry in json.loads((folder / "model_index.json").read_text()).items():
-        if name.startswith("_") or not isinstance(entry, list):
+        if name.startswith("_"):
+            continue
+        if not isinstance(entry, list):  # a setting of the pipeline, such as Wan's boundary_ratio
+            parts[name] = entry
             continue
         library, kind = entry
         if kind is None or "token" in name:

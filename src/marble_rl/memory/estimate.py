@@ -26,7 +26,9 @@ from marble_rl.memory.cuda_on_meta import as_on_cuda
 from marble_rl.memory.empty_model import build_empty, config_folder
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
+from marble_rl.models.experts import parts_of
 from marble_rl.models.lora import LoraPolicy
+from marble_rl.models.parts import TRANSFORMERS
 from marble_rl.models.precision import BITS, MemorySettings, memory_settings
 from marble_rl.types import HALVES
 
@@ -39,7 +41,7 @@ class Estimate:
     """Numbers of parameters, and bytes."""
 
     parameters: dict[str, int]
-    """By part: transformer, each text encoder, vae, adapter (one copy of it)"""
+    """By part: each transformer, each text encoder, vae, adapter (one copy of it)"""
     weights: dict[str, int]
     """Bytes of the same parts; of the adapter: its three copies and the optimizer's two moments"""
     gradient_buffer: int
@@ -68,7 +70,7 @@ class Estimate:
     @property
     def resident(self) -> int:
         """On the device throughout the run."""
-        return sum(self.weights[part] for part in ("transformer", "vae", "adapter")) + self.rule
+        return sum(self.weights.values()) - self.text_encoders + self.rule
 
     @property
     def stages(self) -> dict[str, int]:
@@ -240,12 +242,13 @@ def _count(module: nn.Module) -> int:
 
 
 def sizes(model: DiffusionModel, memory: MemorySettings) -> tuple[dict[str, int], dict[str, int]]:
-    """Numbers of parameters, and their bytes, of the transformer, the autoencoder and every text encoder."""
-    modules = {"transformer": model.transformer, "vae": model.pipeline.vae}
+    """Numbers of parameters, and their bytes, of every transformer, the autoencoder and every text encoder."""
+    transformers = dict(zip(TRANSFORMERS, parts_of(model.transformer).values(), strict=False))
+    modules = {**transformers, "vae": model.pipeline.vae}
     modules |= {name: part for name in model.text_parts if (part := getattr(model.pipeline, name)) is not None}
     held = {name: _bytes(part, memory.vae_dtype if name == "vae" else memory.dtype) for name, part in modules.items()}
     if memory.quantize is not None:
-        held["transformer"] = _quantised(model.transformer, memory)
+        held |= {name: _quantised(part, memory) for name, part in transformers.items()}
     return {name: _count(part) for name, part in modules.items()}, held
 
 

@@ -122,7 +122,8 @@ def _family(index: Path, key: str) -> str:
             "give the folder that `pipeline.save_pretrained` wrote"
         ) from None
     if not isinstance(family, str) or family not in FAMILIES:
-        raise InputError(f"{key}: {family} is not supported. Supported: {', '.join(FAMILIES)}")
+        why = ": it needs a picture to begin with" if str(family).endswith("ImageToVideoPipeline") else ""
+        raise InputError(f"{key}: {family} is not supported{why}. Supported: {', '.join(FAMILIES)}")
     for part, entry in tree.items():
         # diffusers imports whatever library stands here; one in the current folder may be anyone's.
         if isinstance(entry, list) and (len(entry) != 2 or entry[0] not in LIBRARIES):

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.attention import HEAD, check_backward, choose_backend, leave_norms_plain
+from marble_rl.models.experts import LOADED_WITH, parts_of
+from marble_rl.models.lora_files import locate_parts, lora_name
 from marble_rl.models.lora_formats import LoraFormat, write_lora
 from marble_rl.models.parts import load_parts
 from marble_rl.models.precision import PLAIN, MemorySettings, autocast
@@ -82,7 +84,7 @@ class DiffusionModel(ABC):
     """diffusers' own ``max_sequence_length``."""
 
     transformer: Any
-    """The diffusers model (an nn.Module) that is adapted."""
+    """The diffusers model (an nn.Module) that is adapted, or `Experts`, which stands for two of them."""
     device: torch.device
     dtype: torch.dtype = torch.float32
     """Precision of the frozen transformer, and of the passes through it."""
@@ -100,7 +102,7 @@ class DiffusionModel(ABC):
         tokenizer = getattr(self.pipeline, self.text_tokenizer)
         most = self.default_text if tokenizer is None else tokenizer.model_max_length
         self._text_length = text_length or min(self.default_text, most)
-        self.transformer = self.pipeline.transformer
+        self.transformer = self.find_transformer()
         leave_norms_plain(self.transformer)
         for part in (self.transformer, self.pipeline.vae, *self.text_encoders):
             part.requires_grad_(False).eval()
@@ -108,6 +110,10 @@ class DiffusionModel(ABC):
         # channels_last is faster, but torch refuses it for a module that has both Conv2d and Conv3d.
         flat = not any(isinstance(module, torch.nn.Conv3d) for module in self.pipeline.vae.modules())
         self.pipeline.vae.to(device, **({"memory_format": torch.channels_last} if flat else {}))
+
+    def find_transformer(self) -> Any:
+        """The module that predicts and is adapted."""
+        return self.pipeline.transformer
 
     @classmethod
     def check_supported(cls, path: str) -> None:
@@ -251,6 +257,10 @@ class DiffusionModel(ABC):
         slope = (high - low) / (many - few)
         return {"mu": tokens * slope + (low - slope * few)}
 
+    def experts(self, sigmas: Tensor) -> Tensor:
+        """Which expert predicts at each of these noise levels: 0 or 1; -1 if it is not trained. [T] on the CPU."""
+        return torch.zeros(len(sigmas), dtype=torch.long)
+
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """v_theta(x [B, ...], sigma [B], prompts) = noise - data, with the active adapter; float32."""
         with autocast(self.device, self.dtype):
@@ -266,12 +276,15 @@ class DiffusionModel(ABC):
         """Decode clean latents to images [B, H, W, 3] or videos [B, F, H, W, 3], uint8 on the CPU."""
 
     def write_lora(self, folder: Path, adapter: str, layout: LoraFormat = "diffusers") -> None:
-        """Write an adapter as a file that other programs read (docs/exporting.md)."""
-        write_lora(folder, self.transformer, adapter, self.pipeline_class, layout)
+        """Write an adapter as files that other programs read, one for each adapted transformer (docs/exporting.md)."""
+        for part, transformer in parts_of(self.transformer).items():
+            if adapter in getattr(transformer, "peft_config", {}):
+                write_lora(folder / lora_name(part), transformer, adapter, self.pipeline_class, layout)
 
-    def read_lora(self, folder: Path) -> None:
-        """Attach the LoRA in ``folder`` to the transformer, for sampling only."""
-        self.pipeline.load_lora_weights(str(folder), use_safetensors=True)
+    def read_lora(self, path: Path) -> None:
+        """Attach the LoRA at ``path``, a folder or a file, to the transformer, for sampling only."""
+        for part, file in locate_parts(path, "target", list(parts_of(self.transformer))).items():
+            self.pipeline.load_lora_weights(str(file), use_safetensors=True, **LOADED_WITH.get(part, {}))
 
     def plain_call(self) -> tuple[str, dict[str, Any]]:
         """The class of diffusers' pipeline, and the arguments with which calling it samples as marble does."""

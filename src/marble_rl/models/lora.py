@@ -1,5 +1,7 @@
 """Three LoRA adapters on one transformer: `default` is trained, `old` samples, `ema` is evaluated and exported.
 
+If the model has two transformers (experts.py), each adapter is one for both.
+
 Each adapter is stored in one flat tensor [P]; the parameters of its layers are views of it. So copying, averaging or
 updating an adapter is one operation, not a loop over layers.
 
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 
 from marble_rl.errors import InputError
 from marble_rl.gradients.fused import fuse
+from marble_rl.models.experts import adapted_parts, parts_of
 from marble_rl.models.lora_files import check_initial_lora, initial_tensors
 from marble_rl.models.settings import LoraConfig
 from marble_rl.seeding import derive_seed
@@ -39,8 +42,8 @@ class LoraPolicy:
     """The adapters of a transformer, all equal at the start."""
 
     def __init__(self, transformer: nn.Module, config: LoraConfig, default_targets: Sequence[str], seed: int) -> None:
-        self._transformer = transformer
-        initial = check_initial_lora(config)
+        self._parts = adapted_parts(transformer, config.experts)
+        initial = check_initial_lora(config, list(parts_of(transformer)))
         peft_config = {
             "r": config.rank,
             "lora_alpha": config.alpha,
@@ -50,12 +53,13 @@ class LoraPolicy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "lora"))
             for name in ADAPTERS:
-                _attach(transformer, PeftLoraConfig(**peft_config), name)
+                for part in self._parts.values():
+                    _attach(part, PeftLoraConfig(**peft_config), name)
         self._layers = [m for m in transformer.modules() if isinstance(m, BaseTunerLayer)]
         self._by_adapter = {name: _adapter_parameters(transformer, name) for name in ADAPTERS}
         self._flat = {name: _flattened(list(self._by_adapter[name].values())) for name in ADAPTERS}
-        if initial is not None:
-            self.load_tensors(TRAINED, initial_tensors(initial, self.tensors(TRAINED), config.alpha))
+        if initial:
+            self.load_tensors(TRAINED, initial_tensors(initial, self._parts, self.tensors(TRAINED), config.alpha))
         for name in (OLD, EMA):
             self.blend(name, TRAINED, 0.0)
         for layer in self._layers:
@@ -129,7 +133,8 @@ class LoraPolicy:
         """Add an adapter to the transformer's weights and remove all three adapters, which leaves a plain model."""
         for layer in self._layers:
             layer.merge(adapter_names=[adapter])
-        self._transformer.unload_lora()  # type: ignore[operator]
+        for part in self._parts.values():
+            part.unload_lora()
 
     def _select(self, adapter: str) -> None:
         for layer in self._layers:

@@ -1,5 +1,8 @@
 """LoRA files in diffusers' own format: one safetensors, `transformer.<layer>.lora_A.weight` and `...lora_B.weight`.
 
+A model with two transformers has a file for each, `..._high_noise.safetensors` and `..._low_noise.safetensors`: plain
+diffusers loads LoRAs of one transformer at a time.
+
 The header holds rank, alpha and layers, so a file that does not fit is refused before a model is loaded. Without
 adapter metadata in the header, alpha is the rank, as in plain diffusers.
 
@@ -10,7 +13,7 @@ header. Files with another alpha, of older versions and of others, are read as t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig as PeftLoraConfig
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
+PARTS = ("", "high_noise", "low_noise")
+"""Of a transformer, that a LoRA file may be for (models/experts.py)"""
 METADATA = "lora_adapter_metadata"
 """Key in the file's header under which diffusers stores the adapter's config."""
 PREFIX = "transformer."
@@ -49,20 +54,48 @@ class LoraFile:
             return {name: file.get_tensor(PREFIX + name) for name in self.shapes}
 
 
-def check_initial_lora(config: LoraConfig) -> LoraFile | None:
-    """The LoRA that ``lora.init`` names, if any; refused if its rank differs from the config's."""
-    if config.init is None:
-        return None
-    file = read_lora_file(config.init, "lora.init")
-    if file.rank != config.rank:
-        raise InputError(
-            f"lora.init: {file.path} has rank {file.rank}, but lora.rank is {config.rank}; set lora.rank: {file.rank}"
-        )
-    return file
+def lora_name(part: str) -> str:
+    """Name of the file with the LoRA of a part of the transformer."""
+    return LORA_FILE.replace(".", f"_{part}.") if part else LORA_FILE
 
 
-def initial_tensors(file: LoraFile, own: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
-    """The tensors of a LoRA for the trained parameters ``own``, which have ``alpha`` and the LoRA's rank.
+LORA_FILES = tuple(lora_name(part) for part in PARTS)
+
+
+def check_initial_lora(config: LoraConfig, parts: Sequence[str] = PARTS) -> dict[str, LoraFile]:
+    """The LoRA that ``lora.init`` names, if any, by part; refused if its rank differs from the config's."""
+    located = {} if config.init is None else locate_parts(config.init, "lora.init", parts)
+    files = {part: read_lora_file(file, "lora.init") for part, file in located.items()}
+    for file in files.values():
+        if file.rank != config.rank:
+            raise InputError(
+                f"lora.init: {file.path} has rank {file.rank}, but lora.rank is {config.rank}; set lora.rank: "
+                f"{file.rank}"
+            )
+    return files
+
+
+def initial_tensors(
+    files: Mapping[str, LoraFile], parts: Iterable[str], own: Mapping[str, Tensor], alpha: float
+) -> dict[str, Tensor]:
+    """The tensors of a LoRA for the trained parameters ``own`` of these ``parts``, which have ``alpha`` and the LoRA's
+    rank."""
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        if part not in files:
+            found = next(iter(files.values())).path
+            raise InputError(
+                f"lora.init: beside {found} there is no {lora_name(part)}; give a folder with both, or set "
+                "lora.experts to the one that it adapts"
+            )
+        prefix = f"{part}." if part else ""
+        mine = {name.removeprefix(prefix): value for name, value in own.items() if name.startswith(prefix)}
+        tensors |= {prefix + name: value for name, value in _initial(files[part], mine, alpha).items()}
+    return tensors
+
+
+def _initial(file: LoraFile, own: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+    """The tensors of one file.
 
     Refused unless layers and shapes are the same.
     """
@@ -161,13 +194,31 @@ def locate(path: Path, key: str) -> Path:
         files = sorted(path.glob("*.safetensors"))
         if len(files) == 1:
             return files[0]
-        inside = f"; did you mean {path / 'lora'}?" if (path / "lora" / LORA_FILE).is_file() else ""
+        inside = f"; did you mean {path / 'lora'}?" if holds_lora(path / "lora") else ""
         raise InputError(
             f"{key}: {path} holds {len(files)} .safetensors files and no {LORA_FILE}{inside or '; name one'}"
         )
     if not path.is_file():
         raise InputError(f"{key}: no such file or folder: {path}. Give a LoRA that diffusers' save_lora_weights wrote")
     return path
+
+
+def holds_lora(folder: Path) -> bool:
+    """Whether it is a folder with a LoRA by the names that marble gives them."""
+    return any((folder / name).is_file() for name in LORA_FILES)
+
+
+def locate_parts(path: Path, key: str, parts: Sequence[str] = PARTS) -> dict[str, Path]:
+    """The LoRA files at a path, by the part of the transformer that they are for.
+
+    A file that is not named after a part is for the first one, as in plain diffusers.
+    """
+    found = {part: path / lora_name(part) for part in parts if (path / lora_name(part)).is_file()}
+    if found:
+        return found
+    file = locate(path, key)
+    named = [part for part in parts if part and file.stem.endswith(part)]
+    return {named[0] if named else parts[0]: file}
 
 
 def _is_plain(name: str) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from marble_rl.errors import InputError
-from marble_rl.models.lora_files import KINDS, LORA_FILE, PREFIX, folded, layer_of, lora_metadata
+from marble_rl.models.lora_files import KINDS, PREFIX, folded, layer_of, lora_metadata
 from marble_rl.storage import save_safetensors
 
 LoraFormat = Literal["diffusers", "comfyui", "kohya"]
@@ -97,8 +97,8 @@ ORIGINALS = {
 """By diffusers' pipeline class. A family that is not here can be written for diffusers only."""
 
 
-def write_lora(folder: Path, transformer: Any, adapter: str, pipeline: str, layout: LoraFormat) -> None:
-    """Write an adapter, with alpha / rank in its B; ``pipeline`` is diffusers' class."""
+def write_lora(file: Path, transformer: Any, adapter: str, pipeline: str, layout: LoraFormat) -> None:
+    """Write an adapter of a transformer of diffusers, with alpha / rank in its B; ``pipeline`` is diffusers' class."""
     from peft import get_peft_model_state_dict
 
     config = transformer.peft_config[adapter]
@@ -111,8 +111,8 @@ def write_lora(folder: Path, transformer: Any, adapter: str, pipeline: str, layo
     else:
         pairs = _in_original_layers(tensors, original.layers, transformer, layout)
         named, header = (_for_kohya if layout == "kohya" else _for_comfyui)(pairs), {"format": "pt"}
-    folder.mkdir(parents=True, exist_ok=True)
-    save_safetensors(folder / LORA_FILE, named, header)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_safetensors(file, named, header)
 
 
 def _for_comfyui(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from marble_rl.errors import InputError, count_of
 from marble_rl.models.precision import MemorySettings
 from marble_rl.models.quantization import quantization
 
-TRANSFORMER, VAE = "transformer", "vae"
+TRANSFORMERS, VAE = ("transformer", "transformer_2"), "vae"
 
 
 def load_parts(index: Mapping[str, Any], path: str, memory: MemorySettings) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def load_parts(index: Mapping[str, Any], path: str, memory: MemorySettings) -> d
             dtype=memory.vae_dtype if part == VAE else memory.dtype,
             use_safetensors=True,
             output_loading_info=True,
-            **(quantization(memory) if part == TRANSFORMER else {}),
+            **(quantization(memory) if part in TRANSFORMERS else {}),
         )
         missing = sorted(report["missing_keys"])
         if missing:

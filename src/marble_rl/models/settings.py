@@ -8,6 +8,8 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from marble_rl.section import FilePath, ModelPath, Section
 
+ExpertChoice = Literal["both", "high", "low"]
+
 
 class ModelConfig(Section):
     """The pipeline to fine-tune."""
@@ -51,6 +53,9 @@ class LoraConfig(Section):
     """Scale: the adapter's output is multiplied by alpha / rank."""
     targets: list[str] | None = None
     """Module names to adapt; null takes the model family's attention projections."""
+    experts: ExpertChoice = "both"
+    """Of a model with two transformers (Wan 2.2 A14B), which to adapt: the one for high noise levels, for low ones, or
+    both. The other stays as it is: it samples, but its noise levels are not trained on."""
     init: FilePath | None = None
     """LoRA to start from: a file or folder that diffusers' `save_lora_weights` wrote, such as the `lora/` of a run.
     Rank and layers must be the same; another alpha is converted. The KL term still pulls towards the model without

@@ -1,4 +1,8 @@
-"""Wan 2.1 text-to-video, and any pipeline with one transformer saved as `WanPipeline`.
+"""Wan 2.1 and 2.2 text-to-video, and any pipeline saved as `WanPipeline`.
+
+Wan 2.2 A14B has two transformers: `Experts`. Wan 2.2 TI2V-5B takes a timestep for every token (`expand_timesteps`),
+because a picture that a video begins with has no noise. Without such a picture the timesteps of a video are all the
+same, and a single one gives the same prediction with less memory.
 
 The published scheduler (UniPC) rounds timesteps to integers. Only its noise levels are used here, with marble's own
 solvers and the exact timestep of each level.
@@ -15,6 +19,7 @@ from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.base import DiffusionModel, Geometry
+from marble_rl.models.experts import Experts
 from marble_rl.models.pixels import decoded, per_channel, to_uint8
 from marble_rl.types import Conditioning
 
@@ -29,7 +34,7 @@ class WanConditioning(Conditioning):
 
 
 class WanModel(DiffusionModel):
-    name = "Wan 2.1"
+    name = "Wan"
     pipeline_class = "WanPipeline"
     makes_videos = True
     default_text = 512
@@ -44,8 +49,26 @@ class WanModel(DiffusionModel):
     @classmethod
     def check_supported(cls, path: str) -> None:
         index = cls.diffusers_class().load_config(path)
-        if index.get("boundary_ratio") is not None or index.get("expand_timesteps"):
-            raise ValueError("it is a Wan 2.2, whose two transformers or timesteps per token are not supported")
+        wanted = ["transformer", *([] if index.get("boundary_ratio") is None else ["transformer_2"])]
+        missing = [part for part in wanted if (index.get(part) or [None])[0] is None]
+        if missing:
+            raise ValueError(f"its model_index.json has no {missing[0]}, which makes a part of its noise levels")
+
+    def find_transformer(self) -> Any:
+        high, boundary = self.pipeline.transformer, self.pipeline.config.boundary_ratio
+        if boundary is None:
+            return high
+        return Experts(high, self.pipeline.transformer_2, boundary * self._timesteps)
+
+    @property
+    def _timesteps(self) -> int:
+        return int(self.pipeline.scheduler.config.num_train_timesteps)
+
+    def experts(self, sigmas: Tensor) -> Tensor:
+        if not isinstance(self.transformer, Experts):
+            return super().experts(sigmas)
+        expert = self.transformer.is_low(sigmas * self._timesteps).long()
+        return torch.where(torch.tensor(self.transformer.trains())[expert], expert, -1)
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> WanConditioning:
@@ -83,7 +106,7 @@ class WanModel(DiffusionModel):
         assert isinstance(conditioning, WanConditioning)
         prediction: Tensor = self.transformer(
             hidden_states=x,
-            timestep=sigma * self.pipeline.scheduler.config.num_train_timesteps,
+            timestep=sigma * self._timesteps,
             encoder_hidden_states=conditioning.prompt_embeds,
             return_dict=False,
         )[0]

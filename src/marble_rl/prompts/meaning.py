@@ -1,7 +1,7 @@
 """What a prompt asks for, as far as a reward can check it. Two prompts that ask for the same count as one.
 
-`a dog and a cat` is `a cat and a dog`; `a dog left of a cat` is `a cat right of a dog`; a text to be written is the
-same in any picture. Otherwise a held-out set would repeat training prompts in other words.
+`a dog and a cat` is `a cat and a dog`, also where they meet; `a dog left of a cat` is `a cat right of a dog`; a text to
+be written is the same in any picture. Otherwise a held-out set would repeat training prompts in other words.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ def meaning(text: str, metadata: Mapping[str, Any]) -> str:
             raise InputError(
                 f"the prompt {text[:80]!r}: its `include` is not in GenEval's form, see docs/rewards/geneval.md"
             ) from None
+    motion = metadata.get("motion")
+    if isinstance(motion, Mapping) and isinstance(motion.get("objects"), list):
+        objects = sorted(json.dumps(thing, sort_keys=True) for thing in motion["objects"])
+        return "motion " + json.dumps({**motion, "objects": objects}, sort_keys=True)
     wanted = wanted_text(Prompt(0, text, "", metadata))
     return f"text {_plain(wanted)}" if wanted else f"prompt {_plain(text)}"
 

@@ -15,13 +15,14 @@ from marble_rl.errors import InputError, text_of
 from marble_rl.inference.opening import choose_weights, open_target, sample_images
 from marble_rl.models.base import PromptCache
 from marble_rl.models.settings import ModelConfig
-from marble_rl.rating.study import RatedModel, Sampling, Study, StudyFolder
+from marble_rl.rating.study import PICTURE, VIDEO, RatedModel, Sampling, Study, StudyFolder
 from marble_rl.rating.targets import picture_files, settings_for
 from marble_rl.rollout.settings import RolloutConfig
 from marble_rl.runs.folder import RunFolder
-from marble_rl.runs.images import save_image, save_sample
+from marble_rl.runs.images import save_file, save_sample
 from marble_rl.runs.layout import checkpoint_steps
-from marble_rl.storage import output_folder, storage_errors, write_bytes
+from marble_rl.runs.media import opened_frames, png, webp
+from marble_rl.storage import output_folder, storage_errors
 
 AGAIN = "prepare again: pictures that are there are kept"
 Place = tuple[int, int]
@@ -40,6 +41,7 @@ def default_sampling(models: Sequence[RatedModel], seed: int) -> Sampling:
         height=size.height,
         width=size.width,
         frames=size.frames,
+        fps=configs[0].logging.fps if configs else None,
     )
 
 
@@ -58,7 +60,7 @@ def prepare(study: Study, folder: StudyFolder, base_model: str | None, device: s
             for model in pinned.models:
                 places = _missing(model, pinned, folder)
                 if model.kind == "pictures":
-                    pictures = _copied(model, copied[model.name], places, pinned.images, folder)
+                    pictures = _copied(model, copied[model.name], places, pinned, folder)
                 else:
                     pictures = _sampled(model, places, pinned, folder, base_model, device)
                 task = progress.add_task(model.name, total=len(places))
@@ -110,12 +112,12 @@ def _sampled(
     opened = open_target(model.target, model_path=base, step=model.step, device=device, settings=settings)
     cache = PromptCache(opened.model)
     cache.prepare([study.prompts[i] for i, _ in places])
-    how = study.sampling.model_dump(exclude={"seed"})
+    how = study.sampling.model_dump(exclude={"seed", "fps"})
     with opened.acting_as(choose_weights(model.target)):
         for i, j in places:
             seed = study.sampling.seed + i * study.images + j
             (picture,) = sample_images(opened, study.prompts[i], seed=seed, images=1, prompt_cache=cache, **how)
-            yield save_sample(picture, folder.stem(model.name, i, j), AGAIN)
+            yield save_sample(picture, folder.stem(model.name, i, j), AGAIN, study.sampling.fps)
 
 
 def _checked_files(model: RatedModel, study: Study) -> list[Path]:
@@ -137,19 +139,19 @@ def _checked_files(model: RatedModel, study: Study) -> list[Path]:
 
 
 def _copied(
-    model: RatedModel, files: Sequence[Path], places: Sequence[Place], images: int, folder: StudyFolder
+    model: RatedModel, files: Sequence[Path], places: Sequence[Place], study: Study, folder: StudyFolder
 ) -> Iterator[Path]:
-    """Stills are written anew: neither format nor metadata shall tell where they come from."""
+    """Written anew: neither format nor metadata shall tell where they come from. A video keeps its frame rate, unless
+    the study has one."""
     for i, j in places:
-        file, stem = files[i * images + j], folder.stem(model.name, i, j)
-        with Image.open(file) as picture:
-            if file.suffix.lower() == ".webp" and getattr(picture, "is_animated", False):
-                target = stem.with_name(f"{stem.name}.webp")
-                with storage_errors(str(target), AGAIN):
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    write_bytes(target, file.read_bytes())
+        stem = folder.stem(model.name, i, j)
+        with Image.open(files[i * study.images + j]) as picture:
+            if getattr(picture, "is_animated", False):
+                frames, own = opened_frames(picture)
+                data, suffix = webp(frames, study.sampling.fps or own, whole=True), VIDEO
             else:
-                save_image(ImageOps.exif_transpose(picture).convert("RGB"), stem.with_name(f"{stem.name}.png"), AGAIN)
+                data, suffix = png(ImageOps.exif_transpose(picture).convert("RGB")), PICTURE
+        save_file(data, stem.with_name(f"{stem.name}{suffix}"), AGAIN)
         yield stem
 
 

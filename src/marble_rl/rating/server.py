@@ -29,7 +29,7 @@ from marble_rl.errors import StorageFailed
 from marble_rl.rating.answers import AnswersFile
 from marble_rl.rating.blinding import Question, Sheet
 from marble_rl.rating.raters import Raters, invite, rater_of
-from marble_rl.rating.study import Study, StudyFolder
+from marble_rl.rating.study import VIDEO, Study, StudyFolder
 from marble_rl.rewards.remote.http_client import is_loopback
 from marble_rl.rewards.remote.http_server import address, bound_socket, read_body, serve_until_stopped
 from marble_rl.section import first_mistake
@@ -135,7 +135,10 @@ class RatingApp:
             }
             for question in sheet.questions.values()
         ]
-        return JSONResponse({"ask": self._study.ask, "rater": request.scope["rater"], "questions": questions})
+        first = self._folder.picture(self._study.names[0], 0, 0)
+        media = "video" if first is not None and first.suffix == VIDEO else "picture"
+        asked = {"ask": self._study.ask, "media": media, "rater": request.scope["rater"], "questions": questions}
+        return JSONResponse(asked)
 
     def _choices(self, sheet: Sheet, question: Question) -> list[int | None]:
         """The rater's answers so far, by row."""

@@ -17,8 +17,8 @@ CRITERIA: tuple[Criterion, ...] = ("alignment", "quality")
 """The paper's: does the picture show what the prompt says, and how good does it look."""
 HIGHEST = 5
 """Of a scale; the lowest is 1."""
-SUFFIXES = (".png", ".webp")
-"""Of a picture and of a video, as `save_sample` writes them."""
+PICTURE, VIDEO = ".png", ".webp"
+"""Suffixes of a picture and of a video, as `save_sample` writes them."""
 
 
 class RatedModel(BaseModel):
@@ -44,6 +44,7 @@ class Sampling(BaseModel):
     height: int | None
     width: int | None
     frames: int | None
+    fps: int | None = None
 
 
 class Study(Record):
@@ -90,7 +91,7 @@ class StudyFolder:
     def picture(self, model: str, prompt: int, image: int) -> Path | None:
         """A picture's file; None if it is not there yet."""
         stem = self.stem(model, prompt, image)
-        files = (stem.with_name(stem.name + suffix) for suffix in SUFFIXES)
+        files = (stem.with_name(stem.name + suffix) for suffix in (PICTURE, VIDEO))
         return next((file for file in files if file.is_file()), None)
 
     def check_complete(self, study: Study) -> None:

@@ -12,7 +12,7 @@ from marble_rl.models.settings import ModelConfig
 from marble_rl.rating.study import RatedModel
 from marble_rl.runs.folder import RunFolder
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 """Suffixes in a folder of pictures."""
 FEWEST = 2
 

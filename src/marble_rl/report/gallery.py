@@ -17,7 +17,7 @@ from typing import Any
 from marble_rl.errors import count_of
 from marble_rl.intervals import DECIMALS
 from marble_rl.report.evaluation import prompt_cards
-from marble_rl.report.pictures import Gallery, Inlined, inlined_file, shown_cards
+from marble_rl.report.pictures import SIZES, Gallery, Inlined, shown_cards
 from marble_rl.report.run_data import RunData
 from marble_rl.runs.folder import RunFolder
 from marble_rl.runs.images import Card, Picture
@@ -25,12 +25,6 @@ from marble_rl.runs.scores import IMAGES, Scores
 
 BUDGET = 6_000_000
 """Bytes of the gallery: with 2 MB of other pictures and about 1 MB of charts the page stays below 10 MB."""
-SIZES = ((512, 82), (384, 82), (320, 82), (256, 80), (192, 75), (144, 70), (112, 60), (80, 50), (64, 30), (48, 20))
-"""Width in pixels and WebP's quality: the first with which all pictures fit."""
-MEASURED = 24
-"""Pictures whose size is taken for that of all."""
-MARGIN = 1.15
-"""How much larger than those the others may be on average."""
 MOST_REMARKS = 3
 MARKED = 0.1
 """Share of the unit from which a change counts as one."""
@@ -69,6 +63,10 @@ class PromptGallery:
         return list(dict.fromkeys(picture.label for card in self.cards for picture in card.pictures))
 
     @property
+    def moves(self) -> bool:
+        return any(picture.image.video for card in self.cards for picture in card.pictures)
+
+    @property
     def data(self) -> dict[str, Any]:
         rewards, cards = [asdict(reward) for reward in self.rewards], [_entry(card) for card in self.cards]
         return {"beside": self.beside, "rewards": rewards, "cards": cards}
@@ -86,7 +84,7 @@ def prompt_gallery(
     text = sum(len(json.dumps(card.prompt)) + 300 * len(card.pictures) for card in cards)
     own: list[str] = []
     room = Gallery(own, left=max(0, BUDGET - text))
-    shown = shown_cards(cards, room, *_fitting_size(cards, room.left))
+    shown = shown_cards(cards, room, SIZES[0][0])
     remarks += own[:MOST_REMARKS]
     if len(own) > MOST_REMARKS:
         remarks.append(f"{count_of(len(own) - MOST_REMARKS, 'more picture')} could not be shown.")
@@ -98,24 +96,6 @@ def prompt_gallery(
 
 def evaluate_command(run: RunData, *, save_images: bool) -> str:
     return f"marble evaluate {shlex.quote(str(run.folder))}{' --save-images' if save_images else ''}"
-
-
-def _fitting_size(cards: Sequence[Card[Path]], room: int) -> tuple[int, int]:
-    files = [picture.image for card in cards for picture in card.pictures]
-    measured = files[:: max(1, len(files) // MEASURED)]
-    for width, quality in SIZES:
-        sizes = [size for file in measured if (size := _bytes(file, width, quality)) is not None]
-        if not sizes or MARGIN * statistics.fmean(sizes) * len(files) <= room:
-            return width, quality
-    return SIZES[-1]
-
-
-def _bytes(file: Path, width: int, quality: int) -> int | None:
-    """In the page; None where the file cannot be read, which `Gallery.open` remarks on."""
-    try:
-        return len(inlined_file(file, width, quality).address)
-    except Exception:
-        return None
 
 
 def _rewards(scores: Scores, cards: Sequence[Card[Path]], colours: Mapping[str, str]) -> list[GalleryReward]:

@@ -1,10 +1,10 @@
-"""Pictures inside the page: small, in WebP, as data addresses, and together within a budget."""
+"""Pictures inside the page: small, in WebP, as data addresses, and together within a budget. A video is its first
+frame, and an animation that the script of the page puts in its place."""
 
 from __future__ import annotations
 
 import base64
 import functools
-import io
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from markupsafe import Markup
-from PIL import Image, ImageSequence
+from PIL import Image
 
 from marble_rl.report.run_data import RunData
-from marble_rl.runs.images import STILLS, Card, Picture, grid_rows
+from marble_rl.runs.images import Card, GridRow, Picture, grid_rows
+from marble_rl.runs.media import opened_frames, webp
 from marble_rl.storage import open_regular
 
 T = TypeVar("T")
@@ -25,9 +26,17 @@ BUDGET = 2_000_000
 """Bytes of all pictures, encoded."""
 WIDEST, STRIP = 320, 832
 """Largest width in pixels of one picture, and of a row of them."""
+VIDEO_WIDEST, VIDEO_STRIP, MOST_FRAMES = 256, 416, 48
+"""The same of videos, and how many of their frames are shown, evenly spaced."""
+SIZES = ((512, 82), (384, 82), (320, 82), (256, 80), (192, 75), (144, 70), (112, 60), (80, 50), (64, 30), (48, 20))
+"""Width in pixels and WebP's quality: the first with which all pictures fit."""
+MEASURED = 24
+"""Pictures whose size is taken for that of all."""
+MARGIN = 1.15
+"""How much larger than those the others may be on average."""
 QUALITY = 82
 """Of WebP; 100 is the best"""
-MOST_STEPS = 6
+MOST_STEPS, MOST_VIDEO_STEPS = 6, 3
 MOST_CACHED = 16_384
 """Pictures in memory, a few kilobytes each."""
 
@@ -41,6 +50,12 @@ class Inlined:
     height: int
     file: str = ""
     """Its name, where it is the picture of a file"""
+    video: Markup | None = None
+    """Address of the animation, where it is a video"""
+
+    @property
+    def bytes(self) -> int:
+        return len(self.address) + len(self.video or "")
 
 
 @dataclass(frozen=True)
@@ -59,22 +74,22 @@ class Gallery:
     left: int = BUDGET
     _full: bool = field(default=False, init=False)
 
-    def take(self, image: Image.Image, widest: int) -> Inlined | None:
+    def take(self, row: GridRow) -> Inlined | None:
         """None once a picture did not fit."""
         if self._full:
             return None
-        return self._taken(_inlined(image, widest))
+        return self._taken(_inlined(row.frames, row.fps, VIDEO_STRIP if len(row.frames) > 1 else STRIP))
 
     def open(self, file: Path, widest: int, quality: int = QUALITY) -> Inlined | None:
-        """A picture file, or three stills of an animation; None, with a remark, where it cannot be read."""
+        """A picture or video file; None, with a remark, where it cannot be read."""
         return None if self._full else self.read(file, lambda: self._taken(inlined_file(file, widest, quality)))
 
     def _taken(self, picture: Inlined) -> Inlined | None:
-        if len(picture.address) > self.left:
+        if picture.bytes > self.left:
             self.remarks.append("Some pictures were left out to keep this page small.")
             self._full = True
             return None
-        self.left -= len(picture.address)
+        self.left -= picture.bytes
         return picture
 
     def read(self, file: Path, use: Callable[[], T]) -> T | None:
@@ -104,43 +119,60 @@ def inlined_file(file: Path, widest: int, quality: int = QUALITY) -> Inlined:
 @functools.lru_cache(maxsize=MOST_CACHED)
 def _inlined_state(file: Path, modified: int, widest: int, quality: int) -> Inlined:
     with _opened(file) as image:
-        stills = _stills(image)
-        if image.format == "WEBP" and stills.size == image.size and image.width <= widest and quality >= QUALITY:
-            return _webp(file.read_bytes(), stills, file.name)  # compressed once is enough
-    return _inlined(stills, widest, quality, file.name)
+        moves = getattr(image, "n_frames", 1) > 1
+        if moves and widest > VIDEO_WIDEST:
+            return _inlined_state(file, modified, VIDEO_WIDEST, quality)
+        frames, fps = opened_frames(image)
+        small = image.width <= widest and len(frames) <= MOST_FRAMES
+        if image.format == "WEBP" and small and quality >= QUALITY:  # compressed once is enough
+            data = file.read_bytes()
+            first = webp(frames[:1], quality=quality) if moves else data
+            return Inlined(_address(first), *image.size, file.name, _address(data) if moves else None)
+    return _inlined(frames, fps, widest, quality, file.name)
 
 
-def _inlined(image: Image.Image, widest: int, quality: int = QUALITY, name: str = "") -> Inlined:
-    if image.width > widest:
-        image = image.resize((widest, max(1, round(image.height * widest / image.width))), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, "WEBP", quality=quality, method=4)
-    return _webp(buffer.getvalue(), image, name)
+def _inlined(frames: Sequence[Image.Image], fps: int, widest: int, quality: int = QUALITY, name: str = "") -> Inlined:
+    every = -(-len(frames) // MOST_FRAMES)
+    shown = [_narrowed(frame, widest) for frame in frames[::every]]
+    video = _address(webp(shown, max(1, round(fps / every)), quality)) if len(shown) > 1 else None
+    return Inlined(_address(webp(shown[:1], quality=quality)), *shown[0].size, name, video)
 
 
-def _webp(data: bytes, image: Image.Image, name: str) -> Inlined:
-    return Inlined(Markup("data:image/webp;base64,") + base64.b64encode(data).decode(), *image.size, name)
+def _narrowed(image: Image.Image, widest: int) -> Image.Image:
+    if image.width <= widest:
+        return image
+    return image.resize((widest, max(1, round(image.height * widest / image.width))), Image.Resampling.LANCZOS)
 
 
-def _stills(image: Image.Image) -> Image.Image:
-    frames = getattr(image, "n_frames", 1)
-    if frames == 1:
-        return image.convert("RGB")
-    chosen = [i * (frames - 1) // (STILLS - 1) for i in range(STILLS)]
-    stills = [frame.convert("RGB") for i, frame in enumerate(ImageSequence.Iterator(image)) if i in chosen]
-    strip = Image.new("RGB", (image.width * len(stills), image.height))
-    for i, still in enumerate(stills):
-        strip.paste(still, (i * image.width, 0))
-    return strip
+def _address(data: bytes) -> Markup:
+    return Markup("data:image/webp;base64,") + base64.b64encode(data).decode()
 
 
-def shown_cards(
-    cards: Sequence[Card[Path]], gallery: Gallery, widest: int = WIDEST, quality: int = QUALITY
-) -> list[Card[Inlined]]:
+def fitting_size(cards: Sequence[Card[Path]], room: int, widest: int) -> tuple[int, int]:
+    """Width, of at most ``widest``, and quality with which all pictures fit into so many bytes."""
+    files = [picture.image for card in cards for picture in card.pictures]
+    measured = files[:: max(1, len(files) // MEASURED)]
+    for width, quality in (size for size in SIZES if size[0] <= widest):
+        sizes = [size for file in measured if (size := _bytes(file, width, quality)) is not None]
+        if not sizes or MARGIN * statistics.fmean(sizes) * len(files) <= room:
+            return width, quality
+    return SIZES[-1]
+
+
+def _bytes(file: Path, width: int, quality: int) -> int | None:
+    """In the page; None where the file cannot be read, which `Gallery.open` remarks on."""
+    try:
+        return inlined_file(file, width, quality).bytes
+    except Exception:
+        return None
+
+
+def shown_cards(cards: Sequence[Card[Path]], gallery: Gallery, widest: int = WIDEST) -> list[Card[Inlined]]:
     """The same cards with their pictures in the page; one of which none could be opened is left out."""
+    width, quality = fitting_size(cards, gallery.left, widest)
     shown = []
     for card in cards:
-        opened = [(picture, gallery.open(picture.image, widest, quality)) for picture in card.pictures]
+        opened = [(picture, gallery.open(picture.image, width, quality)) for picture in card.pictures]
         pictures = tuple(Picture(p.label, image, p.scores, p.notes) for p, image in opened if image is not None)
         if pictures:
             shown.append(Card(card.prompt, pictures, card.source))
@@ -155,9 +187,11 @@ def least_changes(cards: Sequence[Card[Path]]) -> dict[str, float]:
 
 
 def training_samples(run: RunData, gallery: Gallery) -> list[ShownStep]:
-    """At most `MOST_STEPS` of the stored steps, evenly spaced, the first and the last among them."""
+    """At most `MOST_STEPS` of the stored steps, fewer of videos, evenly spaced, the first and the last among
+    them."""
     stored = run.samples
-    count = min(MOST_STEPS, len(stored))
+    videos = bool(stored) and stored[-1][1].suffix == ".webp"
+    count = min(MOST_VIDEO_STEPS if videos else MOST_STEPS, len(stored))
     chosen = sorted({round(i * (len(stored) - 1) / max(1, count - 1)) for i in range(count)})
     shown = []
     for step, file in (stored[i] for i in chosen):
@@ -169,6 +203,6 @@ def training_samples(run: RunData, gallery: Gallery) -> list[ShownStep]:
 
 def _rows(file: Path, gallery: Gallery) -> list[tuple[str, Inlined]]:
     with _opened(file) as grid:
-        rows = grid_rows(grid) or [("", grid.convert("RGB"))]
-    taken = [(prompt, gallery.take(image, STRIP)) for prompt, image in rows]
+        rows = grid_rows(grid) or [GridRow("", *opened_frames(grid))]
+    taken = [(row.prompt, gallery.take(row)) for row in rows]
     return [(prompt, picture) for prompt, picture in taken if picture is not None]

@@ -154,5 +154,5 @@ def read_metrics(file: Path, remarks: list[str]) -> list[Metrics]:
 
 
 def _samples(folder: Path) -> list[tuple[int, Path]]:
-    steps = ((step_of(file.stem), file) for file in folder.glob("step-*.png"))
+    steps = ((step_of(file.stem), file) for suffix in (".png", ".webp") for file in folder.glob(f"step-*{suffix}"))
     return sorted((step + 1, file) for step, file in steps if step is not None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from marble_rl.config import RunConfig
 from marble_rl.config.trackers import TrackerConfig
@@ -17,7 +19,7 @@ from marble_rl.errors import count_of
 from marble_rl.rewards.core.calls import Counts
 from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.runs.folder import RunFolder
-from marble_rl.runs.images import image_grid, save_image
+from marble_rl.runs.images import VIDEO_TILE, image_grid, save_sheet, shrunk
 from marble_rl.runs.log import DROPPED, Display, MetricsFile
 from marble_rl.runs.run_log import LOG
 from marble_rl.runs.trackers import Trackers
@@ -25,6 +27,8 @@ from marble_rl.runs.trackers.base import TrackedRun
 from marble_rl.types import Metrics, Rollout
 
 GRID_PROMPTS, GRID_IMAGES = 8, 8
+VIDEO_PROMPTS, VIDEOS = 4, 4
+"""Of a grid of videos, in which all of them play."""
 
 
 def tracker_settings(config: RunConfig, world: World) -> list[TrackerConfig]:
@@ -65,19 +69,25 @@ class Journal(ExitStack):
         """Counts of each reward when the last line was logged"""
         self._collective_seconds = world.collective_seconds
         """Time spent in collectives when the last line was logged"""
+        self._painter = ThreadPoolExecutor(1, thread_name_prefix="grid")
+        self._painting: tuple[int, Future[Path] | None] | None = None
+        """The step of the grid that is being made, and on rank 0 its file to come"""
 
     def __enter__(self) -> Journal:
         self.enter_context(self._trackers)
         self.enter_context(self.display.progress)
+        self.enter_context(self._painter)  # a grid under way is finished, whatever ended the run
         return self
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Write the metrics of a step to all outputs. Time, memory and reward calls are added to ``metrics`` itself.
+        """Write the metrics of a step to all outputs, once its grid is written. Time, memory and reward calls are added
+        to ``metrics`` itself.
 
         If the ranks can no longer talk to each other, the step is written without what they would have gathered: its
         checkpoint is about to be saved."""
         peak = peak_bytes(self._device)
         try:
+            self._finish_images()
             metrics |= self._scoring()
             peak = self._world.largest(peak)
         finally:
@@ -89,15 +99,27 @@ class Journal(ExitStack):
             self.display.step_done(step + 1, metrics)
 
     def save_images(self, rollout: Rollout, step: int) -> None:
-        """Write a grid of the rollout's images to samples/ and the trackers, if `images_every` falls on one of its
-        updates. ``step``: any of its updates."""
+        """Begin to write a grid of the rollout's images to samples/ and the trackers, if one of its updates is the last
+        of the run or one that `images_every` falls on. ``step``: any of its updates.
+
+        The grid is drawn beside the training; `log` waits for it, and raises what went wrong."""
         every, updates = self._config.logging.images_every, self._config.rollout.updates
-        first = step - step % updates
-        if every is not None and any(s % every == 0 for s in range(first, first + updates)):
-            grid = self._folder.samples / f"step-{first}.png"
+        first, last = step - step % updates, self._config.trainer.steps - 1
+        if every is None or not any(s % every == 0 or s == last for s in range(first, first + updates)):
+            return
+        self._finish_images()  # of a rollout that was dropped
+        with self._world.failing_together():
+            rows = shown_rows(rollout, self._world)
+        file, fps = self._folder.samples / f"step-{first}", self._config.logging.fps
+        grid = self._painter.submit(lambda: save_sheet(image_grid(rows), file, fps=fps)) if self._world.first else None
+        self._painting = first, grid
+
+    def _finish_images(self) -> None:
+        if self._painting is not None:
+            (first, grid), self._painting = self._painting, None
             with self._world.failing_together():
-                draw_grid(rollout, self._world, grid)
-            self._trackers.image(first, grid)
+                if grid is not None:
+                    self._trackers.image(first, grid.result())
 
     def _scoring(self) -> Metrics:
         """Metrics of the reward calls of all ranks since the last line."""
@@ -133,15 +155,18 @@ def summed_counts(parts: Sequence[Mapping[str, Counts]]) -> dict[str, Counts]:
     }
 
 
-def draw_grid(rollout: Rollout, world: World, path: Path) -> None:
-    """Write a grid of images: a few groups from all ranks, a row for each, under its prompt."""
-    chosen = rollout.drawn[:: max(1, len(rollout.drawn) // GRID_PROMPTS)][:GRID_PROMPTS]
+def shown_rows(rollout: Rollout, world: World) -> list[tuple[str, Tensor]]:
+    """A few groups from all ranks, each its prompt and some of its images; empty on ranks other than 0."""
+    moving = rollout.images.ndim == 5
+    prompts, most = (VIDEO_PROMPTS, VIDEOS) if moving else (GRID_PROMPTS, GRID_IMAGES)
+    chosen = rollout.drawn[:: max(1, len(rollout.drawn) // prompts)][:prompts]
     size, slots = rollout.group_size, {group.slot for group in chosen}
     own = {
-        group.slot: rollout.images[i * size : i * size + min(size, GRID_IMAGES)]
+        group.slot: rollout.images[i * size : i * size + min(size, most)]
         for i, group in enumerate(rollout.groups)
         if group.slot in slots
     }
+    if moving and world.size > 1:  # videos in full size are too much to send
+        own = {slot: torch.stack([shrunk(video, VIDEO_TILE) for video in rows]) for slot, rows in own.items()}
     images = {slot: rows for part in world.gather_first(own) for slot, rows in part.items()}
-    if world.first:
-        save_image(image_grid([(group.prompt.text, images[group.slot]) for group in chosen]), path)
+    return [(group.prompt.text, images[group.slot]) for group in chosen] if world.first else []

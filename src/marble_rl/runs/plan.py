@@ -20,6 +20,7 @@ from marble_rl.devices import pick_device
 from marble_rl.errors import InputError, count_of
 from marble_rl.mini import embedded
 from marble_rl.models import PIPELINE, adapter_of
+from marble_rl.models.parts import TRANSFORMERS, VAE
 from marble_rl.models.precision import BITS, memory_settings
 from marble_rl.prompts import PromptSet
 from marble_rl.runs.inputs import RunInputs
@@ -214,15 +215,17 @@ def _sources(
 def _model(config: RunConfig) -> Model | None:
     folder = Path(embedded(config.model.path, PIPELINE))
     try:
-        transformer, vae = (_shapes(folder / part) for part in ("transformer", "vae"))
+        *transformers, vae = (_shapes(folder / part) for part in (*TRANSFORMERS, VAE))
         device = pick_device(config.model.device)
     except (OSError, SafetensorError, InputError):
         return None
-    if not transformer or not vae:
+    if not transformers[0] or not vae:
         return None
+    which = {"both": transformers, "high": transformers[:1], "low": transformers[1:]}[config.lora.experts]
     targets = config.lora.targets or adapter_of(folder / "model_index.json").lora_targets
     ends = tuple(f".{target}.weight" for target in targets)
-    adapted = [shape for name, shape in transformer.items() if f".{name}".endswith(ends) and len(shape) == 2]
+    named = [item for transformer in which for item in transformer.items()]
+    adapted = [shape for name, shape in named if f".{name}".endswith(ends) and len(shape) == 2]
     adapter = sum(config.lora.rank * sum(shape) for shape in adapted)
     memory = memory_settings(config.model, device)
     bits = BITS[memory.quantize] if memory.quantize else 8 * memory.dtype.itemsize
@@ -232,7 +235,7 @@ def _model(config: RunConfig) -> Model | None:
     rows = halves * (len(config.trained_rewards) + 2) if config.uses_gradients else 1
     # Three copies of the adapter, and AdamW's two moments.
     checkpoint = adapter * ((3 + 2) * FLOAT + kept)
-    weights = int(_count(transformer) * bits / 8) + _count(vae) * memory.vae_dtype.itemsize
+    weights = int(sum(map(_count, transformers)) * bits / 8) + _count(vae) * memory.vae_dtype.itemsize
     # One is written while the others are kept; the best is one more.
     checkpoints = config.trainer.keep_checkpoints + 1 + (config.prompts.validation is not None)
     return Model(

@@ -12,6 +12,8 @@ from marble_rl.section import check_path
 from marble_rl.storage import Record, Text
 
 SCORES = "scores.json"
+GRID = "grid"
+"""File beside it with some of the pictures; .png, or .webp where they are videos."""
 IMAGES = "images"
 """Folder beside it, with the pictures that were kept."""
 

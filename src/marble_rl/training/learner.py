@@ -27,14 +27,14 @@ from marble_rl.models.lora import ADAPTERS, LoraPolicy
 from marble_rl.runs.checkpoint import RULE, Checkpoint
 from marble_rl.runs.log import Display
 from marble_rl.storage import save_safetensors, storage_errors
-from marble_rl.training.batch import TrainingBatch
+from marble_rl.training.batch import TrainingBatch, training_batch, training_levels
 from marble_rl.training.harmony import Signal, products_of_halves
 from marble_rl.training.loss_scale import LossScale
 from marble_rl.training.metrics import by_name, refresh_metrics
 from marble_rl.training.policy_gradients import GradientStage, PolicyGradients
 from marble_rl.training.skips import Skips
 from marble_rl.training.update import Updater
-from marble_rl.types import Metrics
+from marble_rl.types import Metrics, Rollout
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,10 @@ class Learner:
             guards=tuple(config.guards),
         )
         self.loss = LOSSES.part_of(config.loss)(config.loss)
+        size = config.rollout
+        shape = model.latent_shape(size.height, size.width, size.frames)
+        training_levels(self.loss, model.sigmas(size.steps, shape), model.experts)  # refused before a rollout
+        self._model = model
         self.signal = Signal.unknown(len(self.names))
         self.scale = LossScale(model.dtype)
         self.skips = Skips(config.optimizer.non_finite == "skip")
@@ -90,6 +94,11 @@ class Learner:
         self._dumps = dumps
         self._say = say
         self._fused_verified = False
+
+    def batch(self, rollout: Rollout, update: int) -> TrainingBatch:
+        """The rollout's samples for its ``update``-th optimizer update, which comes next."""
+        drawn = {"seed": self.config.trainer.seed, "step": self.step}
+        return training_batch(rollout, update, self.loss, **drawn, expert_of=self._model.experts)
 
     def propose(
         self,

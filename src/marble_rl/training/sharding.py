@@ -19,6 +19,7 @@ from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, count_of
 from marble_rl.models import load_model
 from marble_rl.models.base import DiffusionModel
+from marble_rl.models.experts import parts_of
 from marble_rl.models.precision import memory_settings
 
 
@@ -73,12 +74,12 @@ def shard_base(model: DiffusionModel, device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    transformer: nn.Module = model.transformer
     mesh: Any = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-    stacks = [module for module in transformer.children() if isinstance(module, nn.ModuleList)]
-    for block in [block for stack in stacks for block in stack]:
-        fully_shard(block, mesh=mesh)
-    fully_shard(transformer, mesh=mesh)
+    for transformer in parts_of(model.transformer).values():
+        stacks = [module for module in transformer.children() if isinstance(module, nn.ModuleList)]
+        for block in [block for stack in stacks for block in stack]:
+            fully_shard(block, mesh=mesh)
+        fully_shard(transformer, mesh=mesh)
     model.work_on(device)
 
 

@@ -40,7 +40,6 @@ from marble_rl.runs.run_log import LOG, logging_to
 from marble_rl.runs.trackers import check_trackers
 from marble_rl.storage import storage_errors
 from marble_rl.training.base_images import BaseImages
-from marble_rl.training.batch import training_batch
 from marble_rl.training.constants import ConstantRewards
 from marble_rl.training.evaluations import Evaluations
 from marble_rl.training.experience import Experience, ExperienceSource
@@ -135,7 +134,7 @@ class Trainer:
                     self._write_lora()
             except KeyboardInterrupt:  # a second signal, while there was no step to save
                 self._stop("stopped at once")
-        return RunResult(self.folder.path, self.step, self.folder.path / self.folder.lora.name, metrics)
+        return RunResult(self.folder.path, self.step, self.folder.lora, metrics)
 
     def _run_steps(self) -> Metrics:
         """The steps that are left, with checkpoints between them; returns the metrics of the last one."""
@@ -173,7 +172,7 @@ class Trainer:
             self._journal.save_images(self._experience.rollout, step)
         experience, rollout = self._experience, self._experience.rollout
 
-        batch = training_batch(rollout, update, learner.loss, seed=c.trainer.seed, step=step)
+        batch = learner.batch(rollout, update)
         levels = self._floors.after(experience.readings)
         proposal = learner.propose(batch, experience.scored, rollout.table_rows(update), display, levels.rates)
 

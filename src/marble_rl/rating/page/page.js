@@ -20,7 +20,7 @@ const CHOICES = { scales: ["1", "2", "3", "4", "5"], pairs: ["A", "same", "B"] }
 
 const $ = id => document.getElementById(id);
 const KEPT = `marble rate ${location.pathname}`;
-let study; // {ask, rater, questions: [{id, prompt, pictures, rows}]}
+let study; // {ask, media, rater, questions: [{id, prompt, pictures, rows}]}
 let place = 0; // index of the question shown; after the last: the end
 let marked = 0; // row that the digit keys answer
 let waiting = []; // answers that are not confirmed, oldest first
@@ -33,6 +33,9 @@ function make(tag, properties = {}, ...children) {
   element.append(...children);
   return element;
 }
+
+// Texts speak of pictures; some studies are of videos.
+const named = text => study.media === "video" ? text.replaceAll("picture", "video").replaceAll("Picture", "Video") : text;
 
 // ---- answers
 
@@ -119,7 +122,8 @@ function picture(id) {
 }
 
 function rowElement(row, criterion, caption) {
-  const { ask, ends } = ASKED[study.ask][criterion];
+  const { ask: text, ends } = ASKED[study.ask][criterion];
+  const ask = named(text);
   const question = study.questions[place];
   const choices = make("div", { className: "choices", role: "radiogroup", ariaLabel: `${caption}${ask}` });
   CHOICES[study.ask].forEach((label, i) => {
@@ -147,7 +151,7 @@ function show(index) {
   $("prompt").textContent = question.prompt;
   const criteria = ASKED[study.ask].length;
   const figures = question.pictures.map((id, i) => {
-    const name = `Picture ${LETTERS[i] ?? i + 1}`;
+    const name = named(`Picture ${LETTERS[i] ?? i + 1}`);
     const image = picture(id);
     image.alt = name;
     const frame = make("button", { type: "button", className: "frame", ariaLabel: `Enlarge ${name}` }, image);
@@ -254,7 +258,8 @@ async function begin() {
     if (question) question.rows[row] = choice;
   }
   document.body.classList.add(study.ask);
-  $("how").textContent = `You rate as ${study.rater}. ${HOW[study.ask]}`;
+  $("how").textContent = `You rate as ${study.rater}. ${named(HOW[study.ask])}`;
+  for (const element of document.querySelectorAll("[data-named]")) element.textContent = named(element.textContent);
   $("most").textContent = CHOICES[study.ask].length;
   const open = study.questions.findIndex(question => !isDone(question));
   show(open === -1 ? study.questions.length : open);

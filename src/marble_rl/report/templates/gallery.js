@@ -53,10 +53,12 @@
   };
 
   const figure = (picture, card) => {
-    const { address, width, height } = picture.image;
+    const { address, width, height, video } = picture.image;
     const image = make("img", { src: address, width, height, alt: `${picture.label}: ${card.prompt}`, loading: "lazy" });
+    if (video) image.dataset.video = video;
     const notes = Object.entries(picture.notes).map(([name, note]) => make("p", { className: "note" }, `${name} ${note}`));
-    return make("figure", {}, image, make("figcaption", {}, picture.label), ...notes);
+    const shot = video ? make("span", { className: "video" }, image) : image;
+    return make("figure", {}, shot, make("figcaption", {}, picture.label), ...notes);
   };
 
   const summary = (card) => {
@@ -77,6 +79,7 @@
     const shots = make("div", { className: "shots" }, ...card.pictures.map((picture) => figure(picture, card)));
     const article = make("article", { className: "card", tabIndex: 0 }, prompt, shots, summary(card));
     article.dataset.source = card.source;
+    article.dataset.plays = "";
     article.setAttribute("role", "button");
     article.setAttribute("aria-haspopup", "dialog");
     article.addEventListener("click", () => open(place));
@@ -104,6 +107,12 @@
 
   // One card, as large as the window allows.
   let at = 0;
+  const player = zoom.querySelector("[data-player]");
+  const playAll = (on) => {
+    playVideos(zoom, on);
+    player.hidden = !zoom.querySelector("[data-video]");
+    player.textContent = on ? "Pause" : "Play";
+  };
   const row = (cells, tag) => make("tr", {}, ...cells.map((cell, i) =>
     cell instanceof Node ? cell : make(tag, { className: i ? "n" : "" }, cell)));
   const fill = () => {
@@ -116,6 +125,7 @@
       large.append(make("a", { className: "file", href: `${beside}/${encodeURIComponent(file)}`, target: "_blank" }, file));
       return large;
     }));
+    playAll(!lessMotion.matches);
     const scored = rewards.filter((r) => card.pictures.some((picture) => r.name in picture.scores));
     const head = ["reward", ...card.pictures.map((picture) => picture.label), ...(compared ? ["change"] : [])];
     find("#zoom thead").replaceChildren(row(head, "th"));
@@ -147,6 +157,7 @@
   zoom.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (button?.dataset.step) walk(Number(button.dataset.step));
+    else if (button === player) playAll(player.textContent === "Play");
     else if (button || event.target === zoom) zoom.close();
   });
   zoom.addEventListener("keydown", (event) => {

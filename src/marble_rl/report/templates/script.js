@@ -1,4 +1,23 @@
 "use strict";
+
+// Videos are their first frame, and play under the pointer or the focus; not for readers who want less motion.
+const lessMotion = matchMedia("(prefers-reduced-motion: reduce)");
+const playVideos = (holder, on) => {
+  for (const image of holder.querySelectorAll("img[data-video]")) {
+    image.dataset.still ||= image.src;
+    if (on === "playing" in image.dataset) continue;
+    image.src = on ? image.dataset.video : image.dataset.still;
+    if (on) image.dataset.playing = "";
+    else delete image.dataset.playing;
+  }
+};
+for (const kind of ["mouseover", "mouseout", "focusin", "focusout"]) {
+  document.addEventListener(kind, (event) => {
+    const holder = event.target.closest?.("[data-plays]");
+    if (holder) playVideos(holder, !lessMotion.matches && holder.matches(":hover, :focus-within"));
+  });
+}
+
 (() => {
   const root = document.documentElement;
   root.classList.add("js");

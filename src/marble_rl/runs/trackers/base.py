@@ -11,6 +11,8 @@ from marble_rl.types import Metrics
 
 GRID = "samples"
 """Key of the image grids."""
+VIDEO = ".webp"
+"""Suffix of a grid that moves. No tracker shows that: they get `media.gif_of` it, at its own frame rate."""
 
 
 @dataclass(frozen=True)

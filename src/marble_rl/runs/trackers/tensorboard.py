@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from marble_rl.config.loading import to_yaml
 from marble_rl.config.trackers import TensorboardTracker
-from marble_rl.runs.trackers.base import GRID, TrackedRun
+from marble_rl.runs.media import gif_of
+from marble_rl.runs.trackers.base import GRID, VIDEO, TrackedRun
 from marble_rl.types import Metrics
 
 
@@ -30,8 +32,17 @@ class EventFiles:
             self._writer.add_scalar(key, value, step)
         if grid is not None:
             with Image.open(grid) as picture:
-                self._writer.add_image(GRID, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+                if grid.suffix == VIDEO:
+                    self._add_video(grid, picture.size, step)
+                else:
+                    self._writer.add_image(GRID, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
         self._writer.flush()
+
+    def _add_video(self, grid: Path, size: tuple[int, int], step: int) -> None:
+        """An image that is a GIF, as `add_video` writes it with moviepy."""
+        width, height = size
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif_of(grid))
+        self._writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=GRID, image=image)]), step)
 
     def finish(self, exit_code: int) -> None:
         self._writer.close()

@@ -6,13 +6,15 @@ import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import trackio
 
 from marble_rl.config import dump_config
 from marble_rl.config.trackers import TrackioTracker
-from marble_rl.runs.trackers.base import GRID, TrackedRun
+from marble_rl.runs.media import gif_of
+from marble_rl.runs.trackers.base import GRID, VIDEO, TrackedRun
 from marble_rl.types import Metrics
 
 
@@ -35,10 +37,19 @@ class TrackioRun:
     def log(self, step: int, metrics: Metrics, grid: Path | None) -> None:
         # Steps that it has from before a crash are skipped: it would store them twice, and their values are the same.
         if step >= self._kept:
-            pictures = {} if grid is None else {GRID: trackio.Image(str(grid), caption=f"step {step}")}
-            logged: dict[str, Any] = {**metrics, **pictures}
-            self._run.log(logged, step=step)
+            with TemporaryDirectory() as folder:  # it copies files when they are logged
+                pictures = {} if grid is None else {GRID: _shown(grid, f"step {step}", Path(folder))}
+                logged: dict[str, Any] = {**metrics, **pictures}
+                self._run.log(logged, step=step)
 
     def finish(self, exit_code: int) -> None:
         with redirect_stdout(sys.stderr):
             trackio.finish()
+
+
+def _shown(grid: Path, caption: str, folder: Path) -> Any:
+    if grid.suffix != VIDEO:
+        return trackio.Image(str(grid), caption=caption)
+    video = folder / f"{grid.stem}.gif"
+    video.write_bytes(gif_of(grid))
+    return trackio.Video(str(video), caption=caption)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import wandb
 
 from marble_rl.config import dump_config
 from marble_rl.config.trackers import WandbTracker
-from marble_rl.runs.trackers.base import GRID, TrackedRun
+from marble_rl.runs.media import gif_of
+from marble_rl.runs.trackers.base import GRID, VIDEO, TrackedRun
 from marble_rl.types import Metrics
 
 
@@ -39,9 +41,15 @@ class WandbRun:
 
     def log(self, step: int, metrics: Metrics, grid: Path | None) -> None:
         if step >= self._kept:
-            pictures = {} if grid is None else {GRID: wandb.Image(str(grid), caption=f"step {step}")}
+            pictures = {} if grid is None else {GRID: _shown(grid, f"step {step}")}
             logged: dict[str, Any] = {**metrics, **pictures}
             self._run.log(logged, step=step, commit=True)
 
     def finish(self, exit_code: int) -> None:
         self._run.finish(exit_code=exit_code)
+
+
+def _shown(grid: Path, caption: str) -> Any:
+    if grid.suffix == VIDEO:
+        return wandb.Video(io.BytesIO(gif_of(grid)), caption=caption, format="gif")
+    return wandb.Image(str(grid), caption=caption)
