@@ -20,7 +20,7 @@ from marble_rl.prompts import load_prompts
 from marble_rl.prompts.settings import PromptSourceConfig
 from marble_rl.rewards.core.calls import Counts
 from marble_rl.runs.journal import summed_counts
-from marble_rl.training.batch import training_batch
+from marble_rl.training.batch import TrainingBatch, training_batch
 from marble_rl.training.experience import gather_table, shares_of_groups
 from marble_rl.training.sharding import check_sharding
 from marble_rl.types import Conditioning, Group, RewardTable, Rollout
@@ -60,17 +60,18 @@ def rollout_of(share: tuple[Group, ...], drawn: tuple[Group, ...], size: int) ->
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
-@pytest.mark.parametrize("every", [1, 3])
-def test_samples_are_treated_alike_whoever_computes_them(size: int, micro_batch: int, every: int) -> None:
+@pytest.mark.parametrize(("every", "noise"), [(1, "sample"), (3, "sample"), (3, "group")])
+def test_samples_are_treated_alike_whoever_computes_them(size: int, micro_batch: int, every: int, noise: Any) -> None:
     """The samples that lazy regularisation chooses, and the noise: as in one process."""
     drawn, group_size = draw(10, 2), 4
+    loss = Nft(NftSettings(timesteps_per_sample=2, regularize_every=every, noise=noise))
 
     def micro_batches(share: tuple[Group, ...]) -> tuple[set[tuple[Any, ...]], list[int]]:
         rollout = rollout_of(share, drawn, group_size)
-        batch = training_batch(rollout, 1, Nft(NftSettings(timesteps_per_sample=2)), seed=3, step=7)
+        batch = training_batch(rollout, 1, loss, seed=3, step=7)
         assert batch.x0.untyped_storage().data_ptr() == rollout.x0.untyped_storage().data_ptr(), "a copy"
         samples, sizes = set(), []
-        for rows, level, regularize in batch.micro_batches(micro_batch, every, offset=every // 2):
+        for rows, level, regularize in batch.micro_batches(micro_batch):
             noise = batch.noise(rows, level)
             sizes.append(len(rows))
             assert len(batch.halves[rows].unique()) == 1
@@ -93,14 +94,59 @@ def test_samples_are_treated_alike_whoever_computes_them(size: int, micro_batch:
     assert all(sum(n < micro_batch for n in sizes) <= kinds for _, sizes in divided)
 
 
-def test_micro_batches_of_one_process_are_the_pieces_in_their_order() -> None:
-    drawn = draw(10, 2)
-    batch = training_batch(rollout_of(drawn, drawn, 4), 0, Nft(NftSettings(timesteps_per_sample=2)), seed=0, step=0)
-    made = [(rows.tolist(), level, regularize) for rows, level, regularize in batch.micro_batches(8, 3, 1)]
+def batch_of(drawn: tuple[Group, ...], step: int = 0, **settings: Any) -> TrainingBatch:
+    """Of the first of two updates, all ranks' groups of 4 samples."""
+    return training_batch(rollout_of(drawn, drawn, 4), 0, Nft(NftSettings(**settings)), seed=0, step=step)
+
+
+def test_micro_batches_are_pieces_of_each_half_those_that_are_regularised_first() -> None:
+    batch = batch_of(draw(10, 2), timesteps_per_sample=2)
     pieces = [part for half in (0, 1) for part in (batch.halves == half).nonzero()[:, 0].split(8)]
     assert len(pieces[1]) == 4, "the last piece of a half is smaller"
-    expected = [(piece.tolist(), level) for piece in pieces for level in (0, 1)]
-    assert made == [(rows, level, number % 3 == 1) for number, (rows, level) in enumerate(expected)]
+    made = [(rows.tolist(), level, regularize) for rows, level, regularize in batch.micro_batches(8)]
+    assert made == [(piece.tolist(), level, True) for piece in pieces for level in (0, 1)]
+
+    lazy = batch_of(draw(10, 2), timesteps_per_sample=2, regularize_every=2)
+    kinds = [regularize for _, _, regularize in lazy.micro_batches(8)]
+    assert kinds == sorted(kinds, reverse=True)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 6])
+def test_every_sample_is_regularised_as_often(every: int) -> None:
+    """At each of its noise levels, in one of ``every`` steps; and the same positions of every group."""
+    chosen = torch.stack(
+        [batch_of(draw(4, 2), step, regularize_every=every).regularized for step in range(600)]
+    ).float()
+    assert (chosen.view(600, 2, 4, -1) == chosen.view(600, 2, 4, -1)[:, :1]).all()
+    assert (chosen.mean(0) - 1 / every).abs().max() < 0.08
+    if every == 2:
+        assert (chosen.view(600, 2, 4, -1).sum(2) == 2).all()
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_ranks_of_a_sharded_model_make_the_same_passes(size: int) -> None:
+    """Their groups are of other halves, and their noise is another."""
+    drawn, loss = draw(10, 1), Nft(NftSettings(timesteps_per_sample=3, regularize_every=2))
+    passes = []
+    for share in shares_of_groups(drawn, size):
+        batch = training_batch(rollout_of(share, drawn, 4), 0, loss, seed=0, step=3)
+        passes.append([(len(rows), regularize) for rows, _, regularize in batch.micro_batches(2)])
+    assert all(rank == passes[0] for rank in passes)
+
+
+def test_a_group_shares_its_noise_and_levels_and_every_second_noise_is_mirrored() -> None:
+    everyone = torch.arange(20)
+    shared, own = (batch_of(draw(10, 2), timesteps_per_sample=3, noise=noise) for noise in ("group", "sample"))
+    noise = torch.stack([shared.noise(everyone, level) for level in range(3)]).view(3, 5, 4)
+    assert (noise == noise[:, :, :1]).all()
+    assert torch.equal(noise[1], -noise[0])
+    assert len(noise[0].unique()) == len(noise[[0, 2]].unique()) // 2 == 5
+    sigmas = shared.sigmas.view(5, 4, 3)
+    assert (sigmas == sigmas[:, :1]).all()
+    assert all(len(set(row)) == 3 for row in shared.sigmas.tolist())
+    assert len(torch.stack([own.noise(everyone, level) for level in range(3)]).unique()) == 60
+    some = torch.tensor([7, 1, 6])
+    assert torch.equal(shared.noise(some, 1), shared.noise(everyone, 1)[some])
 
 
 PAPER = {"geneval": 12, "ocr": 12, "general": 24}
@@ -193,7 +239,7 @@ def test_counts_of_all_ranks_are_summed() -> None:
         ([], 1, "there is one rank"),
         (["rollout.groups=6"], 2, "3 groups an update for 2 ranks"),
         (["trainer.micro_batch=3"], 2, "trainer.micro_batch: 3 does not divide rollout.group_size: 4"),
-        (["loss.regularize_every=2"], 2, "loss.regularize_every: 2"),
+        (["loss.regularize_every=2"], 2, "one in loss.regularize_every: 2 is regularised"),
     ],
 )
 def test_sharding_refuses_what_would_break_the_step(

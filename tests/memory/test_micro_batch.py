@@ -20,7 +20,7 @@ from marble_rl.models.sd3 import SD3Model
 from marble_rl.runs.checkpoint import load_newest
 from marble_rl.training.batch import training_batch
 from marble_rl.training.trainer import Trainer
-from runs import lora_bytes, marble, train
+from runs import lora_bytes, train
 from stages import policy_gradients, trained_on
 
 CPU = torch.device("cpu")
@@ -132,10 +132,3 @@ def test_all_processes_go_on_with_the_smallest_micro_batch(config_file: Path, tm
     saved = load_newest(tmp_path / "run" / "checkpoints", said.append)
     assert saved is not None
     assert saved.state["micro_batch"] == {"size": 2}
-
-
-def test_an_automatic_micro_batch_must_not_change_the_update(config_file: Path) -> None:
-    settings = ("--set", "trainer.micro_batch=auto", "--set", "loss.regularize_every=2")
-    outcome = marble("config", "check", config_file, *settings)
-    assert outcome.code == 2
-    assert "trainer.micro_batch: auto, but loss.regularize_every: 2" in outcome.err

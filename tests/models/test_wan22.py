@@ -170,9 +170,9 @@ def test_gradients_are_those_of_autograd_through_the_pipelines_transformers(two:
 def test_a_micro_batch_has_samples_of_one_expert_and_each_sample_once(two: Path) -> None:
     model = WAN.load(two)
     policy = families.adapted(model)
-    batch = drawn(model, sampled(model, policy), timesteps_per_sample=3)
+    batch = drawn(model, sampled(model, policy), timesteps_per_sample=3, regularize_every=2)
     seen = []
-    for rows, level, _ in batch.micro_batches(3, every=2):
+    for rows, level, _ in batch.micro_batches(3):
         assert 1 <= len(rows) <= 3
         assert len(batch.experts[rows, level].unique()) == 1
         seen += [(row, level) for row in rows.tolist()]

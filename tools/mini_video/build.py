@@ -42,7 +42,7 @@ class Recipe:
     base_spoilt: float = 0.3
     base_miscaptioned: float = 0.06
     """Share of captions that say something else."""
-    threads: int = 2
+    threads: int = 1
     """Another number rounds differently and gives other weights."""
     picture_steps: int = 3_000
     """First on the first frames alone, which teaches things, colours and letters at a quarter of the cost."""

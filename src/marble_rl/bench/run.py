@@ -150,9 +150,7 @@ def print_bench(bench: Bench, console: Console) -> None:
             "" if peak is None else f"{peak / 2**20:.0f} MiB",
         )
     console.print(table)
-    console.print(
-        f"speed: against the weighted-sum step of the same round. lazy: regularised on one in {LAZY} micro-batches.\n"
-    )
+    console.print(f"speed: against the weighted-sum step of the same round. lazy: one in {LAZY} samples regularised.\n")
     claims = Table(title="Ratios", title_justify="left")
     for name in ("", "median", "lowest", "highest"):
         claims.add_column(name, justify="left" if not name else "right")

@@ -6,7 +6,7 @@ step needs the predictions of the trained, the old and the reference policy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from marble_rl.training.policy_gradients import GradientStage, PolicyGradients
 from marble_rl.training.update import Updater
 
 LAZY = 4
-"""Lazily regularised steps compute the shared part on one in this many micro-batches."""
+"""Lazily regularised steps compute the shared part on one in this many samples."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class Workload:
             groups=torch.arange(n),
             slots=torch.arange(n),
             samples=torch.zeros(n, dtype=torch.long),
-            halves=torch.arange(n) % 2,
-            update_halves=torch.arange(n) % 2,
-            places=torch.arange(n),
+            halves=torch.arange(n) * 2 // n,
+            update_samples=n,
             sigmas=torch.rand(n, 1, generator=dice) * 0.9 + 0.05,
             experts=torch.zeros(n, 1, dtype=torch.long),
+            regularized=torch.ones(n, 1, dtype=torch.bool),
             seed=seed,
             step=0,
         )
@@ -122,12 +122,15 @@ class Workload:
     def gradients(self, step: Step) -> PolicyGradients:
         """Gradients as the trainer computes them. Fused steps also carry the weighted-sum probe as a column."""
         columns = step.rewards + (step.method == "fused")
+        regularized = torch.zeros_like(self.batch.regularized)
+        regularized[: self.size.samples // step.regularize_every] = True
+        batch = replace(self.batch, regularized=regularized)
         loss = Nft(NftSettings(regularize_every=step.regularize_every))
         stage = GradientStage(self.model, self.policy, loss, self.size.micro_batch)
         if not step.rewards:
-            return stage.combined(self.batch, self._advantages[:, 0])
+            return stage.combined(batch, self._advantages[:, 0])
         advantages, keep_halves = self._advantages[:, :columns], not step.fair
-        return stage.per_reward(self.batch, advantages, method=step.method, keep_halves=keep_halves)
+        return stage.per_reward(batch, advantages, method=step.method, keep_halves=keep_halves)
 
     def run(self, step: Step) -> None:
         """A whole step after sampling: predictions, gradients, Gram and QP where there are rewards, the update."""

@@ -28,13 +28,6 @@ def check_consistency(config: RunConfig) -> None:
             for name in source.rewards or []:
                 require_name(name, names, f"prompts.{split}.{i}.rewards")
 
-    if config.trainer.micro_batch == "auto" and config.loss.regularize_every > 1:
-        raise InputError(
-            "trainer.micro_batch: auto, but loss.regularize_every: "
-            f"{config.loss.regularize_every} makes the update depend on the micro-batches; set one of them to a number "
-            "of its own: micro_batch: 8, or regularize_every: 1"
-        )
-
     rollout = config.rollout
     if rollout.groups % rollout.updates:
         raise InputError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -30,12 +30,16 @@ class LossSettings(Section):
     kl_weight: NonNegativeFloat = 1e-4
     """Weight of the KL term to the reference policy (the model without adapter). 0 also saves its forward pass."""
     regularize_every: PositiveInt = 1
-    """Lazy regularisation: with m, one in m micro-batches computes the KL term (in refreshes also base), multiplied by
-    m. The expected update is the same, with fewer forward and backward passes."""
+    """Lazy regularisation: with m, one in m samples of each group has the KL term (in refreshes also base), multiplied
+    by m. The expected update is the same, with fewer forward and backward passes."""
     timestep_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
     """Fraction of the sampling timesteps to train on, noisiest first; their number is rounded down."""
     timesteps_per_sample: PositiveInt | None = None
     """Number of these timesteps to train each image on, drawn anew in each step; null trains on all."""
+    noise: Literal["sample", "group"] = "sample"
+    """`sample`: every sample has noise and timesteps of its own, as in DiffusionNFT. `group`: the samples of a prompt
+    group share them, and every second timestep has the noise of the one before with its sign reversed. Advantages
+    of a group sum to zero, so what its samples have in common cancels."""
 
     @classmethod
     def describing(cls, tree: Any) -> SectionClass:

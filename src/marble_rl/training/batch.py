@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -40,22 +41,31 @@ class TrainingBatch:
     """[N] position of the sample in its group"""
     halves: Tensor
     """[N] 0 or 1: the half that the sample's group belongs to"""
-    update_halves: Tensor
-    """``halves`` of this update's samples on all ranks"""
-    places: Tensor
-    """[N] index of the sample in ``update_halves``, ascending"""
+    update_samples: int
+    """Samples of this update on all ranks"""
     sigmas: Tensor
-    """[N, M] noise levels, drawn for each sample from `Loss.levels` without replacement"""
+    """[N, M] noise levels, drawn from `Loss.levels` without replacement"""
     experts: Tensor
     """[N, M] the transformer that predicts at each of these levels; 0 where the model has one"""
+    regularized: Tensor
+    """[N, M] bool: whether KL (in refreshes also base) is computed (`regularize_every`)"""
     seed: int
     step: int
+    share_noise: bool = False
+    """The samples of a group have the same noise, and the same noise levels (`loss.noise: group`)"""
 
     def noise(self, rows: Tensor, level: int) -> Tensor:
-        """[B, ...] noise of the samples ``rows`` [B] for their noise level ``sigmas[:, level]``."""
-        keys = zip(self.slots[rows].tolist(), self.samples[rows].tolist(), strict=True)
-        sources = (generator(self.seed, "noise", self.step, slot, sample, level) for slot, sample in keys)
-        return normal_rows(sources, tuple(self.x0.shape[1:]))
+        """[B, ...] noise of the samples ``rows`` [B] for their noise level ``sigmas[:, level]``.
+
+        Shared noise comes in pairs: at every second level it is that of the level before, with the sign reversed.
+        """
+        shape, mirrored = tuple(self.x0.shape[1:]), self.share_noise and level % 2 == 1
+        named = self.samples[rows] * (not self.share_noise)
+        keys = list(zip(self.slots[rows].tolist(), named.tolist(), strict=True))
+        drawn = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        sources = (generator(self.seed, "noise", self.step, *key, level - mirrored) for key in drawn)
+        noise = normal_rows(sources, shape)[[drawn[key] for key in keys]]
+        return -noise if mirrored else noise
 
     def noised(self, rows: Tensor, level: int) -> tuple[Noised, Conditioning]:
         """The samples ``rows`` [B] at their noise level ``sigmas[:, level]``, and the conditioning of each."""
@@ -69,42 +79,26 @@ class TrainingBatch:
     @property
     def total_rows(self) -> int:
         """Number of (sample, noise level) pairs on all ranks."""
-        return len(self.update_halves) * self.sigmas.shape[1]
+        return self.update_samples * self.sigmas.shape[1]
 
-    def micro_batches(self, size: int, every: int = 1, offset: int = 0) -> Iterator[tuple[Tensor, int, bool]]:
-        """Yield (samples [<= size], index of the noise level, whether to regularise) of each micro-batch.
+    def micro_batches(self, size: int) -> Iterator[tuple[Tensor, int, bool]]:
+        """Yield (samples [<= size], index of the noise level, whether they are regularised) of each micro-batch.
 
-        A micro-batch holds samples of one half only, so that a half's gradient needs no extra pass. One in ``every`` is
-        regularised (`regularize_every`). Which samples are must not depend on how they are divided over ranks: every
-        rank numbers the pieces of ``size`` samples of all ranks. It has only some samples of each piece, and joins
-        those that are treated alike into full micro-batches.
-
-        One whose samples go to different transformers is then divided: fused gradients need all rows in one pass.
+        A micro-batch holds samples of one half only, so that a half's gradient needs no extra pass, and of one
+        transformer, because fused gradients need all rows in one pass.
         """
-        for rows, level, regularize in self._joined(size, every, offset):
-            experts = self.experts[rows, level]
-            for expert in experts.unique():
-                yield rows[experts == expert], level, regularize
-
-    def _joined(self, size: int, every: int, offset: int) -> Iterator[tuple[Tensor, int, bool]]:
-        own = torch.full((len(self.update_halves),), -1)
-        own[self.places] = torch.arange(len(self.places))
-        number = 0
-        for half in (0, 1):
-            rows = own[self.update_halves == half]
-            waiting: dict[tuple[int, bool], Tensor] = {}
-            for piece in rows.split(size) if len(rows) else ():
-                for level in range(self.sigmas.shape[1]):
-                    alike = (level, number % every == offset)
-                    joined = torch.cat([waiting.pop(alike, piece[:0]), piece[piece >= 0]])
-                    if len(joined) >= size:
-                        yield joined[:size], *alike
-                        joined = joined[size:]
-                    if len(joined):
-                        waiting[alike] = joined
-                    number += 1
-            for alike, joined in waiting.items():
-                yield joined, *alike
+        for regularize in (True, False):
+            chosen = self.regularized == regularize
+            for half in (0, 1):
+                of_levels = [
+                    (chosen[:, level] & (self.halves == half)).nonzero()[:, 0].split(size)
+                    for level in range(self.sigmas.shape[1])
+                ]
+                for pieces in zip_longest(*of_levels, fillvalue=self.slots[:0]):
+                    for level, rows in enumerate(pieces):
+                        experts = self.experts[rows, level]
+                        for expert in experts.unique():
+                            yield rows[experts == expert], level, regularize
 
 
 def training_levels(loss: Loss, sigmas: Tensor, expert_of: ExpertOf) -> tuple[Tensor, Tensor]:
@@ -129,13 +123,13 @@ def training_batch(
     """The rollout's samples for its ``update``-th optimizer update. ``expert_of``: `DiffusionModel.experts`."""
     here = rollout.update_rows(update)
     rows = torch.tensor(here)
-    table_rows, all_rows = rollout.table_rows(update), rollout.table_rows(update, all_ranks=True)
-    slots = torch.tensor(table_rows) // rollout.group_size
+    slots = torch.tensor(rollout.table_rows(update)) // rollout.group_size
     samples = rows % rollout.group_size
+    share_noise = loss.settings.noise == "group"
     half_of_slot = torch.tensor([group.half for group in rollout.drawn])
     levels, experts = training_levels(loss, rollout.sigmas, expert_of)
     wanted = loss.settings.timesteps_per_sample or len(levels)
-    keys = zip(slots.tolist(), samples.tolist(), strict=True)
+    keys = zip(slots.tolist(), (samples * (not share_noise)).tolist(), strict=True)
     chosen = torch.stack([_drawn(experts, seed, step, slot, sample)[:wanted] for slot, sample in keys])
     return TrainingBatch(
         x0=rollout.x0[here[0] : here[-1] + 1],
@@ -144,13 +138,23 @@ def training_batch(
         slots=slots,
         samples=samples,
         halves=half_of_slot[slots],
-        update_halves=half_of_slot[torch.tensor(all_rows) // rollout.group_size],
-        places=torch.tensor(table_rows) - all_rows[0],
+        update_samples=len(rollout.table_rows(update, all_ranks=True)),
         sigmas=levels[chosen],
         experts=experts[chosen],
+        regularized=_regularized(samples, chosen.shape[1], loss.settings.regularize_every, seed, step),
         seed=seed,
         step=step,
+        share_noise=share_noise,
     )
+
+
+def _regularized(samples: Tensor, levels: int, every: int, seed: int, step: int) -> Tensor:
+    """[N, M]: one in ``every`` samples of a group at each of its M noise levels, other ones in each step.
+
+    The positions are the same in all groups: ranks that share a sharded model make the same passes.
+    """
+    first = torch.randint(every, (levels,), generator=generator(seed, "regularize", step))
+    return (samples[:, None] + first) % every == 0
 
 
 def _drawn(experts: Tensor, seed: int, step: int, slot: int, sample: int) -> Tensor:

@@ -21,7 +21,6 @@ from marble_rl.losses.base import AffineLoss, Loss, reference_divergence
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
-from marble_rl.seeding import generator
 from marble_rl.training.batch import TrainingBatch
 from marble_rl.training.loss_scale import LossScale, unscaled
 
@@ -70,7 +69,7 @@ class GradientStage:
 
     Forward passes that cannot change the result are skipped: that of the old policy if the loss does not need it, and
     that of the reference policy if KL has no weight. With ``regularize_every`` = m, KL (in refreshes also base) is
-    computed on one in m micro-batches and multiplied by m. Its expectation stays the same.
+    computed on one in m samples and multiplied by m. Its expectation stays the same.
 
     After a float16 overflow the gradients are computed again with a smaller loss scale, and after an out-of-memory
     error with a smaller micro-batch. A failed attempt changes no weights. Each rank retries by itself after an
@@ -144,10 +143,8 @@ class GradientStage:
             self.model.dtype,
             request.keep_halves,
         )
-        every = self.loss.settings.regularize_every
-        offset = int(torch.randint(every, (), generator=generator(batch.seed, "regularize", batch.step)))
         totals = torch.zeros(2 + columns, dtype=torch.float64)
-        for rows, level, regularize in batch.micro_batches(size, every, offset):
+        for rows, level, regularize in batch.micro_batches(size):
             # Do not assign the losses to a variable: their graph would stay in memory during the next forward pass.
             totals += self._differentiate(
                 request, accumulator, *self._losses(request, rows, level, regularize, scale), rows, regularize

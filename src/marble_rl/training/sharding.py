@@ -50,10 +50,13 @@ def check_sharding(config: RunConfig, world: World) -> None:
             f"trainer.shard_base: needs equal micro-batches, but trainer.micro_batch: {micro_batch} does not divide "
             f"rollout.group_size: {rollout.group_size}"
         )
-    if config.loss.regularize_every > 1:
+    every = config.loss.regularize_every
+    if rollout.group_size % (every * micro_batch):
         raise InputError(
-            f"trainer.shard_base: loss.regularize_every: {config.loss.regularize_every} leaves out passes, not the "
-            "same ones on every rank; set it to 1"
+            f"trainer.shard_base: needs equal micro-batches, but of rollout.group_size: {rollout.group_size} samples "
+            f"one in loss.regularize_every: {every} is regularised, in micro-batches of trainer.micro_batch: "
+            f"{micro_batch} apart from the others; use a group_size that {every * micro_batch} divides, or a smaller "
+            "regularize_every"
         )
 
 
