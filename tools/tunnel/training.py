@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from marble_rl.advantages import Scored, group_advantages
 from marble_rl.balancing.base import Balancer, Guarding
@@ -20,9 +20,10 @@ from marble_rl.gradients.accumulate import reward_gradients
 from marble_rl.losses.base import Noised
 from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.rewards.core.settings import GuardConfig
-from marble_rl.rollout.settings import OLD_POLICY_PRESETS
+from marble_rl.rollout.settings import OLD_POLICY_PRESETS, OldPolicyConfig
 from marble_rl.seeding import generator
 from marble_rl.training.base_images import Reading
+from marble_rl.training.batch import regularized
 from marble_rl.training.floors import Floors
 from marble_rl.training.update import Updater
 from marble_rl.types import RewardTable
@@ -38,9 +39,12 @@ BASE_IMAGES = 32
 """Of each training prompt, for the base scores of guards: nearly exact"""
 GUARD = "guard."
 """Prefix of a guard's floor among the settings of a rule: `fair:guard.plain=-0.1`"""
+LOSS = "loss."
+"""Prefix of a setting of the loss: `fair:loss.noise=group`"""
+OLD_POLICY = "old_policy"
+"""Setting that takes a preset: `fair:old_policy=slow`"""
 SIGMAS = torch.linspace(1, 0, SAMPLING_STEPS + 1)
 OPTIMIZER = OptimizerConfig(lr=4e-4)
-LOSS = Nft(NftSettings())
 
 
 @dataclass
@@ -56,20 +60,55 @@ class Outcome:
 
 
 class Policy:
-    """The flow's weights as one flat tensor, with the EMA that is evaluated: what `Updater` needs of a policy."""
+    """The flow's weights as one flat tensor, with the EMA that is evaluated and the old policy that samples: what
+    `Updater` needs of a policy."""
 
     def __init__(self, model: Flow) -> None:
         self.parameters = list(model.parameters())
         self.names = [name for name, _ in model.named_parameters()]
-        self.flat = torch.cat([p.detach().flatten() for p in self.parameters])
-        for p, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters]), strict=True):
-            p.data = part.view_as(p)
-        self.ema = self.flat.clone()
+        self.flat = _flattened(model)
+        self.old_model = copy.deepcopy(model)
+        self.averages = {"ema": self.flat.clone(), "old": _flattened(self.old_model)}
+
+    @property
+    def on_policy(self) -> bool:
+        return torch.equal(self.flat, self.averages["old"])
 
     @torch.no_grad()
     def blend(self, target: str, source: str, decay: float) -> None:
-        if target == "ema":
-            self.ema.mul_(decay).add_(self.flat, alpha=1 - decay)
+        self.averages[target].mul_(decay).add_(self.flat, alpha=1 - decay)
+
+
+def _flattened(model: Flow) -> Tensor:
+    """One tensor [P] that the parameters become views of."""
+    parameters = list(model.parameters())
+    flat = torch.cat([p.detach().flatten() for p in parameters])
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.data = part.view_as(p)
+    return flat
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a rule's name and settings ask for."""
+
+    balance: dict[str, Any]
+    floors: dict[str, GuardConfig]
+    """By guard"""
+    loss: Nft
+    old_policy: OldPolicyConfig
+
+    @classmethod
+    def of(cls, section: dict[str, Any]) -> Settings:
+        def under(prefix: str) -> dict[str, Any]:
+            return {key.removeprefix(prefix): value for key, value in section.items() if key.startswith(prefix)}
+
+        return cls(
+            {key: value for key, value in section.items() if "." not in key and key != OLD_POLICY},
+            {name: GuardConfig(floor=floor) for name, floor in under(GUARD).items()},
+            Nft(NftSettings(**under(LOSS), kl_weight=0.0)),
+            OLD_POLICY_PRESETS[section.get(OLD_POLICY, "on_policy")],
+        )
 
 
 @torch.no_grad()
@@ -96,8 +135,7 @@ def start(regime_name: str) -> Flow:
     if not regime.trained:
         return base()
     model = copy.deepcopy(base())
-    rule = rule_named({"type": "fixed"}, regime)
-    _train(model, rule, regime, seed=10_000, steps=regime.trained)
+    _train(model, Settings.of({"type": "fixed"}), regime, seed=10_000, steps=regime.trained, floors=Floors({}))
     return model
 
 
@@ -132,53 +170,50 @@ def reading(table: RewardTable, index: Tensor, base: RewardTable, name: str) -> 
     return Reading(float(difference), float(own[index].var(1).sum()), len(index))
 
 
-def rule_named(section: dict[str, Any], regime: Regime, seed: int = 0) -> Balancer:
-    own = {key: value for key, value in section.items() if not key.startswith(GUARD)}
-    settings = RULES.settings_for(own).model_validate(own)
+def rule_named(balance: dict[str, Any], regime: Regime, seed: int = 0, guards: Sequence[str] = ()) -> Balancer:
+    settings = RULES.settings_for(balance).model_validate(balance)
     names = [reward.name for reward in regime.rewards]
-    return RULES.part_of(settings)(settings, names, adv_clip=5.0, seed=seed, guards=list(floors_in(section)))
-
-
-def floors_in(section: dict[str, Any]) -> dict[str, GuardConfig]:
-    floors = {key.removeprefix(GUARD): value for key, value in section.items() if key.startswith(GUARD)}
-    return {name: GuardConfig(floor=floor) for name, floor in floors.items()}
+    return RULES.part_of(settings)(settings, names, adv_clip=5.0, seed=seed, guards=list(guards))
 
 
 def run(section: dict[str, Any], regime_name: str, seed: int, steps: int = STEPS) -> Outcome:
-    """Train with a balance section in a regime."""
+    """Train with a rule and its settings in a regime."""
     torch.set_num_threads(1)
     regime = REGIMES[regime_name]
     model = copy.deepcopy(start(regime_name))
-    floors = Floors(floors_in(section))
-    length = _train(model, rule_named(section, regime, seed), regime, seed, steps, floors)
+    settings = Settings.of(section)
+    floors = Floors(settings.floors)
+    length = _train(model, settings, regime, seed, steps, floors)
     after, first = evaluated(model, regime), before(regime_name)
     levels = {name: level.value or 0.0 for name, level in floors.levels.by_guard.items()}
     return Outcome({name: after[name] - first[name] for name in first}, length, levels)
 
 
-def _train(model: Flow, rule: Balancer, regime: Regime, seed: int, steps: int, floors: Floors | None = None) -> float:
+def _train(model: Flow, settings: Settings, regime: Regime, seed: int, steps: int, floors: Floors) -> float:
     """Leaves the EMA weights in ``model`` and the levels of guards in ``floors``; mean length of a step."""
-    floors = floors or Floors({})
+    rule = rule_named(settings.balance, regime, seed, list(settings.floors))
     policy = Policy(model)
-    updater = Updater(policy, OPTIMIZER, OLD_POLICY_PRESETS["on_policy"], steps)  # type: ignore[arg-type]
+    updater = Updater(policy, OPTIMIZER, settings.old_policy, steps)  # type: ignore[arg-type]
     lengths = 0.0
     for step in range(steps):
         batch, halves, group_ids, index = _draw(regime, seed, step)
-        x0 = sample(model, batch, generator(seed, "tunnel/rollout", step))
+        x0 = sample(policy.old_model, batch, generator(seed, "tunnel/rollout", step))
         table = scored(regime.rewards, x0, batch)
         advantages = group_advantages(table.values, group_ids, table.applicable).clamp(-5, 5)
         seen = Scored(table, group_ids, advantages, "group", 5.0)
         readings = {name: reading(table, index, base_table(regime.name), name) for name in floors.guards}
         levels = floors.after({name: read for name, read in readings.items() if read is not None})
-        gradient, state = _gradient(model, policy.parameters, rule, seen, x0, batch, halves, seed, step, levels.rates)
+        noised = _noised(x0, settings.loss.settings, seed, step)
+        gradient, state = _gradient(model, policy, settings.loss, rule, seen, noised, batch, halves, step, levels.rates)
         floors.commit(levels, {})
         old = policy.flat.clone()
         rule.commit(state)
         if isinstance(rule, StepsAlongMomenta):
             _replace_first_moment(updater, gradient, rule.first_moment())
         updater.apply(gradient, 0.0, step)
+        updater.update_old_policy(step + 1)
         lengths += float((policy.flat - old).norm())
-    policy.flat.copy_(policy.ema)
+    policy.flat.copy_(policy.averages["ema"])
     return lengths / steps
 
 
@@ -189,32 +224,60 @@ def _replace_first_moment(updater: Updater, gradient: Tensor, moment: Tensor) ->
         state["exp_avg"].copy_((moment - (1 - b) * gradient) / b)
 
 
+@dataclass(frozen=True)
+class _Noised:
+    """R = N * TIMESTEPS rows"""
+
+    rows: Tensor
+    """[R]: the sample of each"""
+    sample: Noised
+    weight: Tensor
+    """[R]: of the shared part; 0 where it is left out (`loss.regularize_every`)"""
+
+
+def _noised(x0: Tensor, settings: NftSettings, seed: int, step: int) -> _Noised:
+    g = generator(seed, "tunnel/noise", step)
+    rows = torch.arange(len(x0)).repeat_interleave(TIMESTEPS)
+    if settings.noise == "group":
+        levels = [torch.randperm(SAMPLING_STEPS, generator=g)[:TIMESTEPS] for _ in range(len(x0) // GROUP)]
+        t = SIGMAS[torch.stack(levels)].repeat_interleave(GROUP, dim=0).flatten()
+        of_groups = torch.randn(len(levels), 1, SIZE, generator=g) * torch.tensor([[1.0], [-1.0]])
+        noise = of_groups.repeat_interleave(GROUP, dim=0).flatten(0, 1)
+    else:
+        t = SIGMAS[torch.randint(SAMPLING_STEPS, (len(rows),), generator=g)]
+        noise = torch.randn(len(rows), SIZE, generator=g)
+    x, every = x0[rows], settings.regularize_every
+    weight = every * regularized(torch.arange(len(x0)) % GROUP, TIMESTEPS, every, seed, step).flatten()
+    return _Noised(rows, Noised(x, noise, (1 - t)[:, None] * x + t[:, None] * noise, t), weight)
+
+
 def _gradient(
     model: Flow,
-    params: Sequence[nn.Parameter],
+    policy: Policy,
+    loss: Nft,
     rule: Balancer,
     seen: Scored,
-    x0: Tensor,
+    noised: _Noised,
     batch: Prompts,
     halves: Tensor,
-    seed: int,
     step: int,
     rates: dict[str, float],
 ) -> tuple[Tensor, Any]:
     """The update's gradient [P], and the rule's new state."""
-    g = generator(seed, "tunnel/noise", step)
-    rows = torch.arange(len(x0)).repeat_interleave(TIMESTEPS)
-    t = SIGMAS[torch.randint(SAMPLING_STEPS, (len(rows),), generator=g)]
-    noise = torch.randn(len(rows), SIZE, generator=g)
-    x = x0[rows]
-    sample_ = Noised(x, noise, (1 - t)[:, None] * x + t[:, None] * noise, t)
-    loss = LOSS.terms(model(sample_.x_t, t, batch.condition[rows]), None, sample_)
+    rows, sample = noised.rows, noised.sample
+    v_old = None
+    if loss.needs_old(policy.on_policy):
+        with torch.no_grad():
+            v_old = policy.old_model(sample.x_t, sample.t, batch.condition[rows])
+    terms = loss.terms(model(sample.x_t, sample.t, batch.condition[rows]), v_old, sample)
+    params = policy.parameters
     if rule.needs_gradients(step):
-        gradients = reward_gradients(loss.slope, None, seen.advantages[rows].float(), params, halves=halves[rows])
+        base = None if v_old is None else noised.weight * terms.base
+        gradients = reward_gradients(terms.slope, base, seen.advantages[rows].float(), params, halves=halves[rows])
         weighing = rule.weigh(step, gradients, rates) if isinstance(rule, Guarding) else rule.weigh(step, gradients)
-        return weighing.weights.to(gradients.g) @ gradients.g, weighing.state
+        return weighing.weights.to(gradients.g) @ gradients.g + gradients.shared, weighing.state
     combination = rule.combine(step, seen)
-    total = (combination.advantage[rows].to(loss.slope) * loss.slope).mean()
+    total = terms.base.mean() + (combination.advantage[rows].to(terms.slope) * terms.slope).mean()
     flat = torch.cat([part.flatten() for part in torch.autograd.grad(total, params)])
     return flat, combination.state
 

@@ -141,14 +141,14 @@ def training_batch(
         update_samples=len(rollout.table_rows(update, all_ranks=True)),
         sigmas=levels[chosen],
         experts=experts[chosen],
-        regularized=_regularized(samples, chosen.shape[1], loss.settings.regularize_every, seed, step),
+        regularized=regularized(samples, chosen.shape[1], loss.settings.regularize_every, seed, step),
         seed=seed,
         step=step,
         share_noise=share_noise,
     )
 
 
-def _regularized(samples: Tensor, levels: int, every: int, seed: int, step: int) -> Tensor:
+def regularized(samples: Tensor, levels: int, every: int, seed: int, step: int) -> Tensor:
     """[N, M]: one in ``every`` samples of a group at each of its M noise levels, other ones in each step.
 
     The positions are the same in all groups: ranks that share a sharded model make the same passes.
