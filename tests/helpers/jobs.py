@@ -10,8 +10,14 @@ from marble_rl.compare.jobs import Job, plan_jobs
 from marble_rl.compare.table import Comparison, compare_results
 
 
-def plan(config: Path, *overrides: str, methods: str = "weighted_sum,marble", seeds: tuple[int, ...] = (0, 1)) -> Any:
-    return plan_jobs(config, overrides, [methods], seeds, config.parent / "out")
+def plan(
+    config: Path,
+    *overrides: str,
+    methods: str = "weighted_sum,marble",
+    seeds: tuple[int, ...] = (0, 1),
+    curve: int | None = None,
+) -> Any:
+    return plan_jobs(config, overrides, [methods], seeds, config.parent / "out", curve)
 
 
 def finish(job: Job, **figures: Any) -> JobResult:

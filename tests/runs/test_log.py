@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -102,7 +104,7 @@ def test_display_shows_stage_rewards_and_time_left(terminal: bool, tmp_path: Pat
         with display.stage("rollout"):
             display.within(1, 0.5)
         assert 0.0 <= display.take_times()["time/rollout"] < 5
-        assert display.take_times() == {}
+        assert display.take_times().keys() == {"time/cpu"}
         display.step_done(2, {"reward/ocr": 0.25})
         with display.stage("gradients"):
             display.progress.refresh()
@@ -112,6 +114,24 @@ def test_display_shows_stage_rewards_and_time_left(terminal: bool, tmp_path: Pat
     assert "left" in shown
     assert ("gradients" in shown) == terminal
     assert "step 2/4  ocr 0.250" in (tmp_path / "train.log").read_text()
+
+
+def test_cpu_time_is_counted_without_evaluations() -> None:
+    def work(seconds: float) -> None:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    display = Display(Console(quiet=True), total=4, done=0, rewards=[], print_every=1)
+    with display.stage("rollout"):
+        work(0.05)
+    with display.stage("evaluate"):
+        work(0.5)
+    worker = threading.Thread(target=work, args=(0.05,))
+    worker.start()
+    worker.join()
+    assert 0.1 <= display.take_times()["time/cpu"] < 0.4
+    assert display.take_times()["time/cpu"] < 0.1
 
 
 def test_a_log_that_cannot_be_written_does_not_hide_the_error(tmp_path: Path) -> None:

@@ -36,6 +36,15 @@ Against = Annotated[
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="Jobs at a time. Default: one a core, with one thread; on a GPU one.")
 ]
+Curve = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="STEPS",
+        help="Evaluate joint methods every so many steps, for learning curves and the time to score: how long until "
+        "the mean share is 0.5 and 0.8 of that of --against. Needs base and specialists.",
+    ),
+]
 EvaluateAgain = Annotated[
     bool,
     typer.Option(
@@ -89,6 +98,7 @@ def compare(
     jobs: Jobs = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the results of another config.")] = False,
     evaluate_again: EvaluateAgain = False,
+    curve: Curve = None,
     table_only: TableOnly = False,
     as_json: AsJson = False,
 ) -> None:
@@ -101,9 +111,15 @@ def compare(
     run, paired by prompt, and the settings that differ. All other options but --json belong to trainings.
     """
     if _are_runs(targets, table_only):
-        named = ("--methods", "--seeds", "--out", "--set", "--against", "--jobs", "--fresh", "--evaluate-again")
-        values = (methods, seeds, out, overrides, against, jobs, fresh, evaluate_again)
-        for option in (option for option, value in zip(named, values, strict=True) if value):
+        given: dict[str, object] = {
+            "--methods": methods,
+            "--seeds": seeds,
+            "--out": out,
+            "--set": overrides,
+            "--against": against,
+        }
+        given |= {"--jobs": jobs, "--fresh": fresh, "--evaluate-again": evaluate_again, "--curve": curve}
+        for option in (option for option, value in given.items() if value):
             raise InputError(f"{option}: {len(targets)} folders of runs are compared as they are; leave it out")
         _compare_runs(targets, as_json)
         return
@@ -130,6 +146,7 @@ def compare(
             at_once=jobs,
             fresh=fresh,
             evaluate_again=evaluate_again,
+            curve=curve,
             console=Console(stderr=True),
         )
     print_json(comparison.to_json()) if as_json else show(comparison, out, Console())

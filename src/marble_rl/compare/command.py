@@ -16,7 +16,7 @@ from marble_rl.compare.resume import locked, remaining_jobs
 from marble_rl.compare.runner import run_jobs
 from marble_rl.compare.table import Comparison, compare_results
 from marble_rl.compare.writing import print_table, write_table
-from marble_rl.config import RunConfig
+from marble_rl.config import RunConfig, load_config
 from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.errors import InputError, MarbleError, count_of, suggestion
 
@@ -36,10 +36,13 @@ def run_comparison(
     at_once: int | None,
     fresh: bool,
     evaluate_again: bool,
+    curve: int | None,
     console: Console,
 ) -> Comparison:
     """Run every job that has no result in ``out`` yet, then make the table of all results there."""
     from marble_rl.runs.inputs import check_inputs  # brings diffusers, which the table alone does not need
+
+    _check_curve(curve, load_config(config, overrides))
 
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True, highlight=False)
@@ -51,7 +54,7 @@ def run_comparison(
                 make_table(out, against=other)
                 return
 
-    jobs = plan_jobs(config, overrides, methods, seeds, out)
+    jobs = plan_jobs(config, overrides, methods, seeds, out, curve)
     remarks = (remark for different in _different_inputs(jobs) for remark in check_inputs(different).remarks)
     for remark in dict.fromkeys(remarks):
         say(remark)
@@ -107,6 +110,21 @@ def _different_inputs(jobs: Sequence[Job]) -> list[RunConfig]:
     return list(alike.values())
 
 
+def _check_curve(curve: int | None, config: RunConfig) -> None:
+    if curve is None:
+        return
+    if curve > config.trainer.steps // 2:
+        raise InputError(
+            f"--curve: {curve} is more than half of trainer.steps: {config.trainer.steps}; a curve needs two "
+            "evaluations or more"
+        )
+    if config.prompts.validation:
+        raise InputError(
+            "--curve: with prompts.validation the evaluations during training score those prompts, not the ones of the "
+            "table; leave one of the two out"
+        )
+
+
 def _check_against(against: str | None, jobs: Sequence[Job], out: Path) -> None:
     """Before hours of work."""
     known = list(dict.fromkeys([job.method.name for job in jobs] + [r.method for r in read_results(out).values()]))
@@ -118,9 +136,7 @@ def _check_against(against: str | None, jobs: Sequence[Job], out: Path) -> None:
 
 def _default_jobs(job: Job) -> int:
     """As many as there are cores, each with one thread; on an accelerator one."""
-    from marble_rl.devices import accelerator
-
-    if job.config.model.device != "cpu" and accelerator() is not None:
+    if not job.on_cpu:
         return 1
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,7 @@ from marble_rl.storage import Record, storage_errors, write_bytes
 _HARMONY = ("harmony/", "heldout/", "ws_harmony/", "ws_heldout/")
 AVERAGED = ("alpha_bar/", "signal/", *_HARMONY, "qp/", "guard/no_signal/")
 """Figures of metrics.jsonl whose means over the lines that have them are kept."""
+EVAL, EVALUATED, CPU = "eval/", "time/evaluate", "time/cpu"
 AGAIN = "run the same command again"
 """What to do where a file of a comparison could not be written."""
 DIGITS = 6
@@ -41,6 +42,18 @@ class Failure:
     """train or evaluate"""
     exit_code: int
     last_lines: list[str]
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """An evaluation during training (`trainer.eval_every`)."""
+
+    step: int
+    """Updates done"""
+    seconds: float
+    """Of training until then, evaluations left out: CPU time on a CPU, wall time elsewhere"""
+    means: dict[str, float]
+    """By reward, over the evaluated images"""
 
 
 class JobResult(Record):
@@ -83,6 +96,10 @@ class JobResult(Record):
     evaluate_seconds: float = 0.0
     training: dict[str, float] = Field(default_factory=dict)
     """Means of figures of metrics.jsonl."""
+    curve: list[CurvePoint] = Field(default_factory=list)
+    """Empty without evaluations of the same prompts during training (`--curve`)."""
+    clock: Literal["CPU", "wall"] = "CPU"
+    """Of the curve's seconds"""
 
     @model_validator(mode="after")
     def _whole(self) -> JobResult:
@@ -150,7 +167,22 @@ def finished(job: Job, scores: Scores, evaluate_seconds: float) -> JobResult:
         images_per_step=rollout.groups * rollout.group_size // rollout.updates if trained else 0,
         evaluate_seconds=round(evaluate_seconds, 3),
         **(_training(lines) if trained else {}),
+        **(_curve(job, lines) if trained else {}),
     )
+
+
+def _curve(job: Job, lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """CPU time on a CPU, if all lines have it: those of older versions do not."""
+    if job.config.prompts.validation:  # those are other prompts than the result's own
+        return {}
+    cpu = job.on_cpu and all(CPU in line for line in lines)
+    points, seconds = [], 0.0
+    for line in lines:
+        seconds += line[CPU] if cpu else wall_seconds(line) - line.get(EVALUATED, 0.0)
+        means = {key.removeprefix(EVAL): value for key, value in line.items() if key.startswith(EVAL)}
+        if means:
+            points.append(CurvePoint(int(line["step"]) + 1, round(seconds, 3), means))
+    return {"curve": points, "clock": "CPU" if cpu else "wall"}
 
 
 def _per_prompt(weights: WeightsScores) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marble_rl.compare.methods import Method
+from marble_rl.compare.methods import ALONE, Method
 from marble_rl.compare.selection import select_methods
 from marble_rl.config import RunConfig, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
@@ -67,11 +67,24 @@ class Job:
     def log(self) -> Path:
         return self.out / JOBS / f"{self.name}.log"
 
+    @property
+    def on_cpu(self) -> bool:
+        from marble_rl.devices import accelerator
+
+        return self.config.model.device == "cpu" or accelerator() is None
+
 
 def plan_jobs(
-    config: Path, overrides: Sequence[str], methods: Sequence[str], seeds: Sequence[int], out: Path
+    config: Path,
+    overrides: Sequence[str],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    curve: int | None = None,
 ) -> list[Job]:
     """Seed by seed, so that a comparison that is stopped early has whole rows of the first seeds.
+
+    ``curve``: joint methods are also evaluated every so many steps; others only after training.
 
     A job's seed is that of its training, and is added to that of the evaluation: methods with one seed share prompts,
     training noise and evaluation noise; another seed is new in all of these.
@@ -80,9 +93,11 @@ def plan_jobs(
     jobs = []
     for seed in seeds:
         for method in select_methods(methods, shared):
+            joint = method.weights != "base" and not method.name.startswith(ALONE)
             settings = [
                 *overrides,
-                *("trainer.eval_every=null", "logging.images_every=null"),  # evaluated once, after training
+                f"trainer.eval_every={curve if curve is not None and joint else 'null'}",
+                "logging.images_every=null",
                 "logging.trackers=[]",  # a comparison has its own display and table
                 *method.overrides,
                 f"trainer.seed={seed}",

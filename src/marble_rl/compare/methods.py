@@ -15,6 +15,8 @@ from typing import Any
 
 from marble_rl.config import RunConfig
 
+ALONE = "only-"
+"""Prefix of the methods that train on one reward alone."""
 SCHEDULE = ((800, 1), (300, 2), (200, 1), (200, 2), (100, 3))
 """The paper's hand-made schedule: (steps, reward). Scaled to the budget; see `sequential_stages`."""
 LATE = 0.8
@@ -112,13 +114,13 @@ ABLATIONS = (
 
 def known_methods(rewards: Sequence[str]) -> list[str]:
     """All names without arguments, in the order of the table."""
-    names = ["base", *(f"only-{reward}" for reward in rewards), *JOINT, *ABLATIONS, *VARIANTS]
+    names = ["base", *(f"{ALONE}{reward}" for reward in rewards), *JOINT, *ABLATIONS, *VARIANTS]
     return [*names, *(name for name in FIXED if name not in names)]
 
 
 def method_sets(rewards: Sequence[str]) -> dict[str, list[str]]:
     """What a name stands for that is not a method but several."""
-    specialists = [f"only-{reward}" for reward in rewards]
+    specialists = [f"{ALONE}{reward}" for reward in rewards]
     ablations = [*ABLATIONS, *([tuned_weights(len(rewards))] if len(rewards) > 1 else [])]
     return {
         "specialists": specialists,
@@ -133,7 +135,7 @@ def method_named(name: str, config: RunConfig) -> Method:
     """A method without arguments; KeyError for any other name."""
     if name in MAKERS:
         return MAKERS[name](config)
-    reward = name.removeprefix("only-")
+    reward = name.removeprefix(ALONE)
     if name != reward and reward in config.trained_rewards:
         return _balance(name, f"a specialist: trained on {reward} alone", type="single", reward=reward)
     return FIXED[name]

@@ -19,6 +19,7 @@ import numpy as np
 
 from marble_rl.compare.figures import Figures
 from marble_rl.compare.job_result import JobResult
+from marble_rl.compare.methods import ALONE
 from marble_rl.compare.statistics import Array, over_prompts, over_seeds, prompt_means, resampled_means
 from marble_rl.errors import count_of
 from marble_rl.intervals import LEVEL, RESAMPLES, Interval
@@ -31,7 +32,7 @@ LEAST_SEEDS = 2
 
 def specialist(reward: str) -> str:
     """The method that trains on this reward alone."""
-    return f"only-{reward}"
+    return f"{ALONE}{reward}"
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,17 @@ class Shares:
         else:
             intervals = self._named([over_seeds(column) for column in values.T])
         return {name: intervals[name] for name in (WORST, MEAN)}
+
+    def after(self, result: JobResult, means: Mapping[str, float]) -> tuple[float, float] | None:
+        """Worst and mean share if the training of ``result`` had ended with these means of the evaluated images; None
+        without shares, or without the base model of its seed."""
+        base = next((base for base in self._base if base.seed == result.seed), None)
+        if base is None or not self.rewards or result.method in self._not_joint or not means.keys() >= {*self.rewards}:
+            return None
+        *_, worst, mean = _with_summary(
+            np.array([means[name] - base.means[name] for name in self.rewards]) / self._means
+        )
+        return float(worst), float(mean)
 
     def by_seed(self, group: Sequence[JobResult]) -> dict[int, dict[str, float]]:
         """{seed: {reward: share}} with the worst and the mean share; of the seeds that the base model has, too."""

@@ -15,6 +15,7 @@ from marble_rl.compare.methods import known_methods
 from marble_rl.compare.resume import check_comparable
 from marble_rl.compare.shares import BASE, MEAN, WORST, Shares, specialist
 from marble_rl.compare.statistics import COMPOSITE, LEAST_METHODS
+from marble_rl.compare.time_to_score import CurveMean, TimeToScore, learning_curve, times_to_score
 from marble_rl.errors import InputError, suggestion
 from marble_rl.intervals import Interval
 from marble_rl.storage import Record
@@ -48,6 +49,10 @@ class Row:
     training: dict[str, float]
     shares: dict[str, Interval] = field(default_factory=dict)
     """By reward that has one; of joint methods only."""
+    curve: list[CurveMean] = field(default_factory=list)
+    """Shares during training, if the jobs were evaluated then (time_to_score.py)"""
+    to_score: list[TimeToScore] = field(default_factory=list)
+    """How long until the shares are where those of the method compared with end"""
 
     def decided(self, column: str) -> bool:
         """Whether the difference in this column counts as one."""
@@ -95,6 +100,8 @@ class Comparison(Record):
     images_per_prompt: int
     versions: list[dict[str, str]]
     """Each once; more than one if results were made with different ones."""
+    clock: Literal["CPU", "wall"] = "CPU"
+    """Of the seconds of curves"""
     guards: list[str] = Field(default_factory=list)
     """Rewards that some method only keeps above a floor. They have no share: nobody asks them to rise."""
     no_share: dict[str, str] = Field(default_factory=dict)
@@ -189,6 +196,7 @@ def compare_results(results: Sequence[JobResult], against: str | None = None) ->
         prompts=first.prompts,
         prompts_are="held-out" if first.config.get("prompts", {}).get("heldout") else "training",
         images_per_prompt=first.images_per_prompt,
+        clock=next((result.clock for result in good if result.curve), first.clock),
         versions=[dict(kind) for kind in dict.fromkeys(tuple(result.versions.items()) for result in good)],
         no_share=shares.left_out,
     )
@@ -236,6 +244,8 @@ def _row(group: list[JobResult], figures: Figures, shares: Shares, reference: li
         _mean([result.seconds_per_step for result in group]),
         {key: _mean([r.training[key] for r in group if key in r.training]) for key in keys},
         {name: of_gains[name] for name in shares.rewards if name in of_gains},
+        learning_curve(group, shares),
+        [] if reference is None else times_to_score(group, reference, shares),
     )
 
 

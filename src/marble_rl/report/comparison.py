@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from marble_rl.charts.drawing import Line
 from marble_rl.charts.style import PALETTE
 from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.shares import MEAN, WORST
@@ -14,7 +15,7 @@ from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import COMPARISON, Comparison, Row
 from marble_rl.compare.writing import HARMONY, share_notes
 from marble_rl.errors import InputError, count_of
-from marble_rl.report.charts import Chart, forest
+from marble_rl.report.charts import Chart, forest, line_chart
 from marble_rl.report.jobs import curves, peak_memory, pictures, read_jobs, shown_methods
 from marble_rl.report.page import render
 from marble_rl.report.pictures import Gallery, least_changes, shown_cards
@@ -62,6 +63,7 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
         colours=colour,
         charts=_charts(comparison, colour),
         curves=curves(jobs, shown, comparison.trained, colour),
+        learning=_learning(comparison, colour),
         shown=shown,
         cards=shown_cards(prompts, Gallery(remarks)),
         least=least_changes(prompts),
@@ -161,6 +163,27 @@ def _charts(comparison: Comparison, colour: dict[str, str]) -> list[Chart]:
         rows = [(row.method, row.figures[name], colour[row.method]) for row in comparison.rows if name in row.figures]
         title = f"{name} (held out)" if name in comparison.held_out else name
         charts.append(forest(title, rows))
+    return charts
+
+
+def _learning(comparison: Comparison, colour: dict[str, str]) -> list[Chart]:
+    """Mean and worst share over the time of training."""
+    rows = [row for row in comparison.rows if row.curve]
+    if not rows:
+        return []
+    charts = []
+    for title in (MEAN, WORST):
+        which = title.split()[0]
+        lines = [
+            Line(
+                row.method,
+                [0.0, *(point.seconds for point in row.curve)],
+                [0.0, *(getattr(point, which) for point in row.curve)],
+                colour[row.method],
+            )
+            for row in rows
+        ]
+        charts.append(line_chart(title.capitalize(), lines, x_label=f"{comparison.clock} seconds"))
     return charts
 
 

@@ -21,8 +21,8 @@ DAMAGED = "damaged-"
 STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,14})")
 MOST_HOST = 1000
 """Bytes of the name of a host"""
-NOT_WALL_TIME = ("time/scoring", "time/waiting")
-"""Stages that pass while another one is timed."""
+NOT_WALL_TIME = ("time/scoring", "time/waiting", "time/cpu")
+"""What passes while a stage is timed."""
 
 
 def in_use(folder: Path) -> bool | None:

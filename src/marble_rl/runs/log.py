@@ -30,6 +30,8 @@ DROPPED = "metrics.dropped.jsonl"
 """Beside metrics.jsonl: lines that resumed runs removed from it, the last ones at the end"""
 MOST_DROPPED = 1 << 24
 """Bytes of it; older lines are forgotten."""
+EVALUATE = "evaluate"
+"""The stage that `time/cpu` leaves out: it watches the training and is no part of it"""
 
 
 class MetricsFile:
@@ -89,6 +91,8 @@ class Display:
         self._began = time.perf_counter()
         self._began_at = done
         self._stage_seconds: Metrics = {}
+        self._cpu_since = time.process_time()
+        """Up to which CPU time of this process `time/cpu` is logged"""
         self.current_stage = "loading"
         self.progress = Progress(
             TextColumn("[bold]{task.description:<10}"),
@@ -109,11 +113,13 @@ class Display:
         """Show one stage of the step, and count its time."""
         self.current_stage = name
         self.progress.update(self._task, description=name)
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
             self.add_time(name, time.perf_counter() - start)
+            if name == EVALUATE:
+                self._cpu_since += time.process_time() - cpu
 
     def add_time(self, name: str, seconds: float) -> None:
         """Add seconds that the caller measured."""
@@ -129,9 +135,10 @@ class Display:
         self.progress.update(self._task, description=f"{self.current_stage} {done}/{total}")
 
     def take_times(self) -> Metrics:
-        """Seconds spent in each stage since the last call."""
+        """Seconds spent in each stage since the last call, and the CPU time of all threads of this process."""
         times, self._stage_seconds = self._stage_seconds, {}
-        return times
+        before, self._cpu_since = self._cpu_since, time.process_time()
+        return {**times, "time/cpu": self._cpu_since - before}
 
     def step_done(self, done: int, metrics: Metrics) -> None:
         """Show that ``done`` steps are done, with the mean rewards of the last one."""

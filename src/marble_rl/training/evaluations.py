@@ -16,7 +16,7 @@ from marble_rl.evaluation.evaluate import Evaluation, evaluate, evaluated_prompt
 from marble_rl.models.base import DiffusionModel, PromptCache
 from marble_rl.models.lora import EMA, LoraPolicy, Role
 from marble_rl.runs.inputs import RunInputs
-from marble_rl.runs.log import Display
+from marble_rl.runs.log import EVALUATE, Display
 from marble_rl.training.best import Best, per_prompt, validation_digest
 from marble_rl.types import Metrics
 
@@ -72,7 +72,7 @@ class Evaluations:
         """Evaluate the weights after ``step`` updates, if it is their turn."""
         if self._every is None or step % self._every:
             return {}
-        with display.stage("evaluate"):
+        with display.stage(EVALUATE):
             before = time.perf_counter()
             if self._best is not None and self._best.base is None:
                 self._best.base = per_prompt(self._evaluate("base"))
