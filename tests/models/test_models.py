@@ -434,6 +434,66 @@ def test_on_policy_the_old_prediction_is_not_computed(
     assert (saved.gradients.g - computed.gradients.g).norm() < 1e-5 * computed.gradients.g.norm()
 
 
+@pytest.mark.parametrize("per_column", [False, True])
+@pytest.mark.parametrize(("on_policy", "kl_weight", "every"), [(True, 0.0, 1), (True, 0.3, 2), (False, 0.3, 2)])
+def test_samples_without_a_gradient_are_not_predicted(
+    model: SD3Model,
+    policy: LoraPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+    per_column: bool,
+    on_policy: bool,
+    kl_weight: float,
+    every: int,
+) -> None:
+    """A group that all its rewards score alike: the gradients are those of all samples."""
+    if on_policy:
+        policy.blend("old", "default", 0.0)
+    rollout = make_rollout(model, policy)
+    config = NftSettings(kl_weight=kl_weight, regularize_every=every)
+    batch = training_batch(rollout, 0, Nft(config), seed=5, step=9)
+    columns = torch.randn(6, 3 if per_column else 1, generator=torch.Generator().manual_seed(3))
+    columns[batch.groups == 1] = 0.0
+    predicted: list[int] = []
+    predict = SD3Model.predict
+
+    def counted(self: SD3Model, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        predicted.append(len(x) * torch.is_grad_enabled())
+        return predict(self, x, *rest)
+
+    monkeypatch.setattr(SD3Model, "predict", counted)
+
+    def found(world: World | None = None) -> tuple[PolicyGradients, int]:
+        predicted.clear()
+        given = {"per_column": per_column, "micro_batch": 2, "world": world}
+        return policy_gradients(model, policy, batch, columns, config, **given), sum(predicted)
+
+    fewer, rows = found()
+    lockstep = World()
+    lockstep.lockstep = True
+    whole, every_row = found(lockstep)
+    levels = batch.sigmas.shape[1]
+    assert every_row == 6 * levels
+    skipped = batch.groups == 1
+    wanted = int(batch.regularized[skipped].sum()) if kl_weight > 0 else 0
+    assert rows == (every_row if not on_policy and not per_column else 4 * levels + wanted)
+    for ours, theirs in ((fewer.gradients.g, whole.gradients.g), (fewer.gradients.shared, whole.gradients.shared)):
+        assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
+    torch.testing.assert_close(fewer.gradients.gram, whole.gradients.gram, rtol=1e-5, atol=0)
+    assert fewer.kl == pytest.approx(whole.kl)
+    assert fewer.slopes.tolist() == pytest.approx(whole.slopes.tolist(), rel=1e-5, abs=1e-6)
+
+
+def test_a_batch_without_any_gradient(model: SD3Model, policy: LoraPolicy) -> None:
+    policy.blend("old", "default", 0.0)
+    batch = training_batch(make_rollout(model, policy), 0, Nft(NftSettings(kl_weight=0.0)), seed=5, step=9)
+    nothing = policy_gradients(
+        model, policy, batch, torch.zeros(6, 3), NftSettings(kl_weight=0.0), per_column=True, micro_batch=2
+    )
+    assert not nothing.gradients.g.any()
+    assert not nothing.gradients.gram.any()
+    assert nothing.is_finite
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("kl_weight", "every"), [(0.0, 1), (0.3, 2)])
 def test_a_pass_is_forgotten_before_the_next_one_begins(

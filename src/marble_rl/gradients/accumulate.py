@@ -161,14 +161,8 @@ class GradientAccumulator:
         half_of = torch.zeros(len(rows), dtype=torch.long) if halves is None else halves.to("cpu", torch.long)
         if half_of.shape != (len(rows),) or not ((half_of == 0) | (half_of == 1)).all():
             raise ValueError(f"halves must be [{len(rows)}] of 0 or 1, got {halves}")
-        if len(self._sums) == 1:
-            half_of = torch.zeros_like(half_of)
-        half_masks: list[tuple[int, Tensor]] = []
-        for h in range(HALVES):
-            member = half_of == h
-            self._rows[h] += int(member.sum())
-            if member.any():
-                half_masks.append((h, member.to(rows)))
+        members = self.count(half_of)
+        half_masks = [(h, member.to(rows)) for h, member in enumerate(members) if member.any()]
         if slope is not None and advantages is not None and not self._can_skip(advantages):
             columns = advantages.detach().to(slope)
             if self.method == "fused":
@@ -179,6 +173,15 @@ class GradientAccumulator:
             for i, (h, mask) in enumerate(half_masks):
                 everything = range(len(self.params))
                 self._backward(base, mask, everything, self._views[h][-1], keep=i < len(half_masks) - 1)
+
+    def count(self, halves: Tensor) -> list[Tensor]:
+        """Count rows [B] of 0 or 1 in the means without adding to the sums: rows without a gradient need no pass.
+        Returns the members [B] of each half."""
+        members = [
+            (halves == h) if len(self._sums) > 1 else torch.full_like(halves, h == 0).bool() for h in range(HALVES)
+        ]
+        self._rows = [rows + int(member.sum()) for rows, member in zip(self._rows, members, strict=True)]
+        return members
 
     def sum_over(self, world: World, sums: Tensor) -> Tensor:
         """All-reduce the gradients, and ``sums`` [S] with them, in one call; returns those sums.

@@ -81,14 +81,15 @@ class TrainingBatch:
         """Number of (sample, noise level) pairs on all ranks."""
         return self.update_samples * self.sigmas.shape[1]
 
-    def micro_batches(self, size: int) -> Iterator[tuple[Tensor, int, bool]]:
+    def micro_batches(self, size: int, silent: Tensor | None = None) -> Iterator[tuple[Tensor, int, bool]]:
         """Yield (samples [<= size], index of the noise level, whether they are regularised) of each micro-batch.
 
         A micro-batch holds samples of one half only, so that a half's gradient needs no extra pass, and of one
-        transformer, because fused gradients need all rows in one pass.
+        transformer, because fused gradients need all rows in one pass. ``silent`` [N, M]: those to leave out.
         """
         for regularize in (True, False):
             chosen = self.regularized == regularize
+            chosen = chosen if silent is None else chosen & ~silent
             for half in (0, 1):
                 of_levels = [
                     (chosen[:, level] & (self.halves == half)).nonzero()[:, 0].split(size)

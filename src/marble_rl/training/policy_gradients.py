@@ -31,7 +31,7 @@ class PolicyGradients:
 
     gradients: RewardGradients
     base: float
-    """mean base: the loss at advantage 0"""
+    """mean base over the rows that were predicted: the loss at advantage 0"""
     kl: float
     """mean of `reference_divergence`, without its weight; 0 if the weight is 0, an estimate if regularize_every > 1"""
     slopes: Tensor
@@ -70,6 +70,9 @@ class GradientStage:
     Forward passes that cannot change the result are skipped: that of the old policy if the loss does not need it, and
     that of the reference policy if KL has no weight. With ``regularize_every`` = m, KL (in refreshes also base) is
     computed on one in m samples and multiplied by m. Its expectation stays the same.
+
+    Samples whose advantages are all zero, as in a group that its only reward scores alike, have no gradient but that of
+    the shared part: where they have none of it either, they are not predicted at all. They count in all means.
 
     After a float16 overflow the gradients are computed again with a smaller loss scale, and after an out-of-memory
     error with a smaller micro-batch. A failed attempt changes no weights. Each rank retries by itself after an
@@ -127,12 +130,14 @@ class GradientStage:
     def _at_scale(self, request: _Request, scale: float) -> PolicyGradients:
         accumulator, own = self.micro_batch.with_retries(lambda size: self._accumulate(request, scale, size))
         totals = accumulator.sum_over(self.world, own)
-        means = totals / request.batch.total_rows
+        rows, base, *_ = totals.tolist()
+        means = totals[2:] / request.batch.total_rows
         gradients = unscaled(accumulator.finish(), scale)
-        return PolicyGradients(gradients, base=float(means[0]), kl=float(means[1]), slopes=means[2:])
+        return PolicyGradients(gradients, base=base / max(rows, 1.0), kl=float(means[0]), slopes=means[1:])
 
     def _accumulate(self, request: _Request, scale: float, size: int) -> tuple[GradientAccumulator, Tensor]:
-        """This rank's gradients, in micro-batches of ``size`` samples, and [2 + J] sums of base, KL and A_j * slope."""
+        """This rank's gradients, in micro-batches of ``size`` samples, and [3 + J] sums: the rows that were predicted,
+        base, KL and A_j * slope."""
         batch, columns = request.batch, request.columns.shape[1]
         accumulator = GradientAccumulator(
             columns if request.per_column else 0,
@@ -143,14 +148,27 @@ class GradientStage:
             self.model.dtype,
             request.keep_halves,
         )
-        totals = torch.zeros(2 + columns, dtype=torch.float64)
-        for rows, level, regularize in batch.micro_batches(size):
+        totals = torch.zeros(3 + columns, dtype=torch.float64)
+        silent = self._silent(request)
+        if silent is not None:
+            accumulator.count(batch.halves[silent.nonzero()[:, 0]])
+        for rows, level, regularize in batch.micro_batches(size, silent):
             # Do not assign the losses to a variable: their graph would stay in memory during the next forward pass.
             totals += self._differentiate(
                 request, accumulator, *self._losses(request, rows, level, regularize, scale), rows, regularize
             )
             request.on_rows(len(rows))
         return accumulator, totals
+
+    def _silent(self, request: _Request) -> Tensor | None:
+        """[N, M] of the samples, at each noise level, without any gradient; None if there are none. None in lockstep
+        either: all ranks make the same passes."""
+        batch, shared_in_refreshes = request.batch, self.loss.base_has_gradient(request.on_policy)
+        if self.world.lockstep or (shared_in_refreshes and not request.per_column):
+            return None
+        shared = self.loss.settings.kl_weight > 0 or shared_in_refreshes
+        silent = ~request.columns.any(dim=1).cpu()[:, None] & ~(batch.regularized & shared)
+        return silent if silent.any() else None
 
     def _losses(
         self, request: _Request, rows: Tensor, level: int, regularize: bool, scale: float
@@ -181,7 +199,7 @@ class GradientStage:
         rows: Tensor,
         regularize: bool,
     ) -> Tensor:
-        """Add the gradients of a micro-batch; returns [2 + J] sums of base, KL and A_j * slope over its samples."""
+        """Add the gradients of a micro-batch; returns [3 + J] sums over its samples: 1, base, KL and A_j * slope."""
         batch, settings = request.batch, self.loss.settings
         advantages = request.columns[rows].to(batch.x0.device, torch.float32)
         every = settings.regularize_every
@@ -196,7 +214,7 @@ class GradientStage:
         parts = torch.cat([loss.base[:, None], advantages * loss.slope[:, None]], dim=1).detach().sum(0)
         sums = parts.cpu().to(torch.float64)  # in this order: not every device has float64
         kl_sum = sums.new_zeros(1) if kl is None else kl.detach().sum()[None].cpu().to(sums)
-        return torch.cat([sums[:1], kl_sum, sums[1:]])
+        return torch.cat([torch.tensor([float(len(rows))]).to(sums), sums[:1], kl_sum, sums[1:]])
 
 
 def _sum(loss: Tensor | None, kl: Tensor | None, kl_weight: float) -> Tensor | None:
