@@ -203,7 +203,7 @@ def _train(model: Flow, settings: Settings, regime: Regime, seed: int, steps: in
         seen = Scored(table, group_ids, advantages, "group", 5.0)
         readings = {name: reading(table, index, base_table(regime.name), name) for name in floors.guards}
         levels = floors.after({name: read for name, read in readings.items() if read is not None})
-        noised = _noised(x0, settings.loss.settings, seed, step)
+        noised = _noised(x0, settings.loss, seed, step)
         gradient, state = _gradient(model, policy, settings.loss, rule, seen, noised, batch, halves, step, levels.rates)
         floors.commit(levels, {})
         old = policy.flat.clone()
@@ -232,23 +232,27 @@ class _Noised:
     """[R]: the sample of each"""
     sample: Noised
     weight: Tensor
+    """[R]: of the noise level (`loss.timestep_power`)"""
+    shared: Tensor
     """[R]: of the shared part; 0 where it is left out (`loss.regularize_every`)"""
 
 
-def _noised(x0: Tensor, settings: NftSettings, seed: int, step: int) -> _Noised:
+def _noised(x0: Tensor, loss: Nft, seed: int, step: int) -> _Noised:
+    settings: NftSettings = loss.settings
     g = generator(seed, "tunnel/noise", step)
     rows = torch.arange(len(x0)).repeat_interleave(TIMESTEPS)
     if settings.noise == "group":
-        levels = [torch.randperm(SAMPLING_STEPS, generator=g)[:TIMESTEPS] for _ in range(len(x0) // GROUP)]
-        t = SIGMAS[torch.stack(levels)].repeat_interleave(GROUP, dim=0).flatten()
-        of_groups = torch.randn(len(levels), 1, SIZE, generator=g) * torch.tensor([[1.0], [-1.0]])
+        drawn = [torch.randperm(SAMPLING_STEPS, generator=g)[:TIMESTEPS] for _ in range(len(x0) // GROUP)]
+        levels = torch.stack(drawn).repeat_interleave(GROUP, dim=0).flatten()
+        of_groups = torch.randn(len(drawn), 1, SIZE, generator=g) * torch.tensor([[1.0], [-1.0]])
         noise = of_groups.repeat_interleave(GROUP, dim=0).flatten(0, 1)
     else:
-        t = SIGMAS[torch.randint(SAMPLING_STEPS, (len(rows),), generator=g)]
+        levels = torch.randint(SAMPLING_STEPS, (len(rows),), generator=g)
         noise = torch.randn(len(rows), SIZE, generator=g)
+    t, weight = SIGMAS[levels], loss.level_weights(SIGMAS[:-1])[levels]
     x, every = x0[rows], settings.regularize_every
-    weight = every * regularized(torch.arange(len(x0)) % GROUP, TIMESTEPS, every, seed, step).flatten()
-    return _Noised(rows, Noised(x, noise, (1 - t)[:, None] * x + t[:, None] * noise, t), weight)
+    shared = every * regularized(torch.arange(len(x0)) % GROUP, TIMESTEPS, every, seed, step).flatten()
+    return _Noised(rows, Noised(x, noise, (1 - t)[:, None] * x + t[:, None] * noise, t), weight, shared)
 
 
 def _gradient(
@@ -269,10 +273,10 @@ def _gradient(
     if loss.needs_old(policy.on_policy):
         with torch.no_grad():
             v_old = policy.old_model(sample.x_t, sample.t, batch.condition[rows])
-    terms = loss.terms(model(sample.x_t, sample.t, batch.condition[rows]), v_old, sample)
+    terms = loss.terms(model(sample.x_t, sample.t, batch.condition[rows]), v_old, sample).times(noised.weight)
     params = policy.parameters
     if rule.needs_gradients(step):
-        base = None if v_old is None else noised.weight * terms.base
+        base = None if v_old is None else noised.shared * terms.base
         gradients = reward_gradients(terms.slope, base, seen.advantages[rows].float(), params, halves=halves[rows])
         weighing = rule.weigh(step, gradients, rates) if isinstance(rule, Guarding) else rule.weigh(step, gradients)
         return weighing.weights.to(gradients.g) @ gradients.g + gradients.shared, weighing.state

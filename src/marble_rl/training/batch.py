@@ -47,6 +47,8 @@ class TrainingBatch:
     """[N, M] noise levels, drawn from `Loss.levels` without replacement"""
     experts: Tensor
     """[N, M] the transformer that predicts at each of these levels; 0 where the model has one"""
+    weights: Tensor
+    """[N, M]: what base and slope are multiplied by (`Loss.level_weights`)"""
     regularized: Tensor
     """[N, M] bool: whether KL (in refreshes also base) is computed (`regularize_every`)"""
     seed: int
@@ -142,6 +144,7 @@ def training_batch(
         update_samples=len(rollout.table_rows(update, all_ranks=True)),
         sigmas=levels[chosen],
         experts=experts[chosen],
+        weights=loss.level_weights(levels)[chosen],
         regularized=regularized(samples, chosen.shape[1], loss.settings.regularize_every, seed, step),
         seed=seed,
         step=step,

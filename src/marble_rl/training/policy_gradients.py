@@ -187,7 +187,7 @@ class GradientStage:
         v_theta = self.model.velocity(sample.x_t, sample.t, conditioning)
         if scale != 1.0:
             v_theta.register_hook(lambda gradient: gradient * scale)
-        loss = self.loss.terms(v_theta, v_old, sample)
+        loss = self.loss.terms(v_theta, v_old, sample).times(request.batch.weights[rows, level])
         return loss, None if v_ref is None else reference_divergence(v_theta, v_ref)
 
     def _differentiate(
