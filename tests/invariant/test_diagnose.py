@@ -70,6 +70,23 @@ def test_a_run_is_diagnosed_and_left_as_it_was(run: Path, tmp_path: Path) -> Non
     assert "between_refreshes" in shown.out
 
 
+def test_levels_of_a_run(run: Path, tmp_path: Path) -> None:
+    outcomes = [
+        marble("diagnose", run, "--levels", "--batches", 4, "--out", tmp_path / name, "--json") for name in ("a", "b")
+    ]
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].err
+    assert outcomes[0].out == outcomes[1].out, "seeded"
+    found = json.loads(outcomes[0].out)
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["levels.json"]
+    assert (found["batches"], found["noise"], len(found["levels"])) == (4, "sample", len(found["lengths"]))
+    assert found["levels"] == sorted(found["levels"], reverse=True)
+    assert max(found["lengths"]) == 1
+    assert all(len(signals) == 3 for signals in found["signals"])
+    shown = marble("diagnose", run, "--levels", "--batches", 4, "--out", tmp_path / "a")
+    assert shown.code == 0, shown.err
+    assert "loss.timestep_power: " in shown.out
+
+
 def test_answers_come_first_then_one_table(run: Path, tmp_path: Path) -> None:
     outcome = marble("diagnose", run, "--batches", 4, "--out", tmp_path)
     assert outcome.code == 0, outcome.err

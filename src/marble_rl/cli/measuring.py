@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +60,9 @@ def diagnose(
     checkpoint: CheckpointName = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the figures. Default: RUN/diagnosis.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Print all tables, not the answers alone.")] = False,
+    levels: Annotated[
+        bool, typer.Option("--levels", help="Instead: signal and length of the gradients at each noise level.")
+    ] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -72,12 +75,21 @@ def diagnose(
     quiet_libraries()
     from rich.console import Console
 
+    from marble_rl.diagnose.levels import LEVELS, print_levels
     from marble_rl.diagnose.printing import print_diagnosis
     from marble_rl.diagnose.run import diagnose as run_diagnosis
+    from marble_rl.diagnose.run import diagnose_levels
     from marble_rl.inference.opening import chosen_step
 
     folder = out or run / "diagnosis"
     step = chosen_step(str(run), checkpoint)
+    if levels:
+        console = Console(stderr=True)
+        found = diagnose_levels(run, batches=batches, step=step, device=device, out=folder, console=console)
+        print_json(found.to_json()) if as_json else print_levels(found, Console())
+        if not as_json:
+            typer.echo(f"\nWrote {folder / LEVELS}")
+        return
     diagnosis = run_diagnosis(run, batches=batches, step=step, device=device, out=folder, console=Console(stderr=True))
     if as_json:
         print_json(diagnosis.to_json())
@@ -111,17 +123,9 @@ def compare(
     run, paired by prompt, and the settings that differ. All other options but --json belong to trainings.
     """
     if _are_runs(targets, table_only):
-        given: dict[str, object] = {
-            "--methods": methods,
-            "--seeds": seeds,
-            "--out": out,
-            "--set": overrides,
-            "--against": against,
-        }
-        given |= {"--jobs": jobs, "--fresh": fresh, "--evaluate-again": evaluate_again, "--curve": curve}
-        for option in (option for option, value in given.items() if value):
-            raise InputError(f"{option}: {len(targets)} folders of runs are compared as they are; leave it out")
-        _compare_runs(targets, as_json)
+        given: dict[str, object] = {"--methods": methods, "--seeds": seeds, "--out": out, "--set": overrides}
+        given |= {"--against": against, "--jobs": jobs, "--fresh": fresh, "--curve": curve}
+        _compare_runs(targets, given | {"--evaluate-again": evaluate_again}, as_json)
         return
     from rich.console import Console
 
@@ -177,7 +181,10 @@ def _are_runs(targets: Sequence[Path], table_only: bool) -> bool:
     return False
 
 
-def _compare_runs(folders: Sequence[Path], as_json: bool) -> None:
+def _compare_runs(folders: Sequence[Path], given: Mapping[str, object], as_json: bool) -> None:
+    """``given``: options of trainings, which mean nothing here."""
+    for option in (option for option, value in given.items() if value):
+        raise InputError(f"{option}: {len(folders)} folders of runs are compared as they are; leave it out")
     from rich.console import Console
 
     from marble_rl.compare.side_by_side import read_runs, side_by_side

@@ -25,7 +25,7 @@ from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import PromptCache
 from marble_rl.runs.checkpoint import restoring
-from marble_rl.runs.inputs import check_inputs
+from marble_rl.runs.inputs import RunInputs, check_inputs
 from marble_rl.runs.log import Display
 from marble_rl.training.batch import training_batch
 from marble_rl.training.experience import Experience, ExperienceSource
@@ -73,14 +73,14 @@ def measure(
     assert opened.policy is not None
     assert opened.config is not None
     assert checkpoint is not None
-    config = _measuring(opened.config)
+    config = measuring(opened.config)
     k, size = len(config.trained_rewards), opened.policy.flat.numel()
     check_space(scratch, batches, gradients=k + 2, parameters=size)
     inputs = check_inputs(config)
     for remark in inputs.scorer.load(opened.model.device):
         console.print(remark, markup=False, soft_wrap=True)
     model, policy, names, seed = opened.model, opened.policy, config.trained_rewards, config.trainer.seed
-    source = ExperienceSource(config, inputs, model, policy, PromptCache(model), World())
+    source = experience_source(config, inputs, opened)
     display = Display(Console(quiet=True), batches, 0, names, 1)
     balance = RULES.part_of(config.balance)
     weights = weight_vector(names, balance.sum_weights(config.balance))
@@ -100,8 +100,8 @@ def measure(
     samples: list[Sample] = []
     advantages = torch.zeros(batches, k, k, dtype=torch.float64)
     # In a file: fifty batches of a large model's gradients are more than fits in memory.
-    g = _stored(scratch / "gradients", (batches, k + 1, size))
-    shared = _stored(scratch / "shared", (batches, size))
+    g = stored(scratch / "gradients", (batches, k + 1, size))
+    shared = stored(scratch / "shared", (batches, size))
     for m in range(batches):
         experience = source.gather(FIRST_ROLLOUT + m, 0, display)
         columns = torch.cat([experience.scored.advantages, experience.scored.weighted_sum(weights)[:, None]], dim=1)
@@ -120,6 +120,12 @@ def measure(
     return Measured(names, images, products, advantages, steps, samples, every, alpha_bar)
 
 
+def experience_source(config: RunConfig, inputs: RunInputs, opened: Opened) -> ExperienceSource:
+    """Samples and scores with the run's policy."""
+    assert opened.policy is not None
+    return ExperienceSource(config, inputs, opened.model, opened.policy, PromptCache(opened.model), World())
+
+
 def check_space(folder: Path, batches: int, *, gradients: int, parameters: int) -> None:
     """Before anything is measured: a file in memory's place that outgrows its disk ends the process without a word."""
     needed, free = batches * gradients * parameters * torch.float32.itemsize, disk_usage(folder).free
@@ -130,7 +136,7 @@ def check_space(folder: Path, batches: int, *, gradients: int, parameters: int) 
         )
 
 
-def _measuring(config: RunConfig) -> RunConfig:
+def measuring(config: RunConfig) -> RunConfig:
     """The run's config, with every rollout one mini-batch, and every reward on."""
     rewards = [reward.model_copy(update={"schedule": None, "watch": None}) for reward in config.rewards]
     groups = config.rollout.groups // config.rollout.updates
@@ -139,7 +145,7 @@ def _measuring(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"rewards": rewards, "rollout": rollout, "loss": loss})
 
 
-def _stored(path: Path, shape: tuple[int, ...]) -> Tensor:
+def stored(path: Path, shape: tuple[int, ...]) -> Tensor:
     count = torch.Size(shape).numel()
     return torch.from_file(str(path), shared=True, size=count, dtype=torch.float32).view(shape)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,10 +25,11 @@ from marble_rl.diagnose.analysis import (
 from marble_rl.diagnose.answers import answers
 from marble_rl.diagnose.directions import MEANINGS, directions
 from marble_rl.diagnose.intervals import FEWEST
+from marble_rl.diagnose.levels import LEVELS, LevelDiagnosis, measure_levels
 from marble_rl.diagnose.measure import Measured, measure
 from marble_rl.diagnose.record import DIAGNOSIS, AppliedFigures, Diagnosis, DirectionFigures
 from marble_rl.errors import InputError
-from marble_rl.inference.opening import open_target
+from marble_rl.inference.opening import Opened, open_target
 from marble_rl.runs.folder import RunFolder
 from marble_rl.storage import storage_errors
 
@@ -42,6 +43,35 @@ LARGER = (2, 4, 8, 16)
 
 def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Path, console: Console) -> Diagnosis:
     """Measure ``batches`` fresh mini-batches with a run's checkpoint; write diagnosis.json and products.npy."""
+
+    def on_products(products: Tensor) -> None:
+        with storage_errors(str(out), "diagnose again"):
+            np.save(out / "products.npy", products.numpy())
+
+    with _measuring(run, batches, step, device, out, console) as (opened, scratch, on_batch):
+        measured = measure(run, opened, batches, scratch, console, on_batch, on_products)
+    diagnosis = analyse(measured, opened.step)
+    with storage_errors(str(out), "diagnose again"):
+        diagnosis.write(out / DIAGNOSIS)
+    return diagnosis
+
+
+def diagnose_levels(
+    run: Path, *, batches: int, step: int | None, device: str, out: Path, console: Console
+) -> LevelDiagnosis:
+    """Measure each noise level alone; write levels.json."""
+    with _measuring(run, batches, step, device, out, console) as (opened, scratch, on_batch):
+        found = measure_levels(opened, batches, scratch, console, on_batch)
+    with storage_errors(str(out), "diagnose again"):
+        found.write(out / LEVELS)
+    return found
+
+
+@contextmanager
+def _measuring(
+    run: Path, batches: int, step: int | None, device: str, out: Path, console: Console
+) -> Iterator[tuple[Opened, Path, Callable[[int], None]]]:
+    """The opened run, a folder for gradients, and what shows that so many batches are done."""
     RunFolder(run).load_config()
     columns = (TextColumn("mini-batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -52,19 +82,11 @@ def diagnose(run: Path, *, batches: int, step: int | None, device: str, out: Pat
         if not console.is_terminal and (done % PRINTED_EVERY == 0 or done == batches):
             console.print(f"{done}/{batches} mini-batches", highlight=False)
 
-    def on_products(products: Tensor) -> None:
-        with storage_errors(str(out), "diagnose again"):
-            np.save(out / "products.npy", products.numpy())
-
     with _scratch(out) as scratch:
         opened = open_target(str(run), step=step, device=device)
         opened.model.check_trainable()
         with progress:
-            measured = measure(run, opened, batches, scratch, console, on_batch, on_products)
-    diagnosis = analyse(measured, opened.step)
-    with storage_errors(str(out), "diagnose again"):
-        diagnosis.write(out / DIAGNOSIS)
-    return diagnosis
+            yield opened, scratch, on_batch
 
 
 @contextmanager
