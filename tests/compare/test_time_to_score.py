@@ -14,6 +14,8 @@ from marble_rl.compare.job_result import CurvePoint, read_results
 from marble_rl.compare.table import Comparison, Row, compare_results
 from marble_rl.compare.writing import markdown, print_table, write_table
 from marble_rl.report.comparison import comparison_page
+from marble_rl.runs.layout import wall_seconds
+from marble_rl.runs.metrics_lines import read_lines
 from runs import base_config, marble, write_config
 
 Curve = list[tuple[int, float, float]]
@@ -96,6 +98,24 @@ def test_it_is_shown_everywhere(tmp_path: Path) -> None:
     assert "CPU seconds" in page
 
 
+def test_a_reference_that_gains_nothing_has_no_level() -> None:
+    falls: Curve = [(10, 10.0, -0.1), (20, 20.0, -0.3)]
+    found = compared({"weighted_sum": [falls] * 2, "fair": [FAST] * 2})
+    assert all(not entry.to_score for entry in found.rows)
+    assert "no time to score: it is counted until the mean share of weighted_sum" in markdown(found)
+
+
+def test_clocks_are_not_mixed() -> None:
+    means = {"base": (0.0, 0.0), "only-a": (1.0, 0.0), "only-b": (0.0, 2.0)}
+    results = [result(m, seed, {"a": [a], "b": [b]}) for m, (a, b) in means.items() for seed in (0, 1)]
+    points = [CurvePoint(step, seconds, {"a": x, "b": 2 * x}) for step, seconds, x in SLOW]
+    for method, clock in (("weighted_sum", "CPU"), ("fair", "wall"), ("gdpo", "CPU")):
+        results += [result(method, s, {"a": [1.0], "b": [2.0]}, curve=points, clock=clock) for s in (0, 1)]
+    found = compare_results(results)
+    assert {entry.method for entry in found.rows if entry.to_score} == {"weighted_sum", "gdpo"}
+    assert "no time to score of fair: run without --curve, or on another device" in markdown(found)
+
+
 def test_without_shares_or_curves_there_is_none() -> None:
     found = compared({"weighted_sum": [SLOW] * 2, "fair": [FAST] * 2}, against="base")
     assert all(not entry.to_score for entry in found.rows)
@@ -113,7 +133,8 @@ def test_joint_methods_alone_are_evaluated_on_the_way(tiny_sd3: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--curve", 5), "--curve: 5 is more than half of trainer.steps: 8"),
+        (("--curve", 8), "--curve: 8 is not below trainer.steps: 8 of weighted_sum"),
+        (("--curve", 3, "--methods", "weighted_sum,short=trainer.steps=2"), "--curve: 3 is not below trainer.steps: 2"),
         (("--curve", 2, "--set", "prompts.validation=[{name: v, texts: [a cat]}]"), "--curve: with prompts.validation"),
     ],
 )
@@ -126,13 +147,17 @@ def test_bad_input(arguments: tuple[object, ...], says: str, tiny_sd3: Path, tmp
 
 @pytest.mark.full
 def test_a_comparison_with_curves(tiny_sd3: Path, tmp_path: Path) -> None:
-    """Its last evaluation is the one that the table has, and evaluations cost no time."""
+    """Its last evaluation is the one that the table has, though no step that is evaluated is the last; and evaluations
+    cost no time."""
     trainer = {**base_config(tiny_sd3)["trainer"], "steps": 4}
     config = write_config(tmp_path / "c.yaml", tiny_sd3, trainer=trainer)
-    arguments = ("--methods", "base,weighted_sum", "--seeds", "0", "--curve", "2", "--out", tmp_path / "out")
+    arguments = ("--methods", "base,weighted_sum", "--seeds", "0", "--curve", "3", "--out", tmp_path / "out")
     outcome = marble("compare", config, *arguments)
     assert outcome.code == 0, outcome.err
     (curved,) = [r for r in read_results(tmp_path / "out").values() if r.method == "weighted_sum"]
-    assert [point.step for point in curved.curve] == [2, 4]
-    assert curved.curve[-1].means == pytest.approx(curved.means)
+    assert [point.step for point in curved.curve] == [3, 4]
+    assert curved.curve[-1].means == curved.means
     assert 0 < curved.curve[0].seconds < curved.curve[1].seconds
+    lines = read_lines(tmp_path / "out" / "jobs" / "weighted_sum-seed0" / "run" / "metrics.jsonl")
+    assert lines[2]["time/evaluate"] > 0
+    assert curved.train_seconds == pytest.approx(sum(map(wall_seconds, lines)) - lines[2]["time/evaluate"], abs=1e-3)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs import result
-from marble_rl.compare.shares import specialist
+from marble_rl.compare.methods import specialist
 from runs import marble, write_config
 from tools.study.guards import FLOORS, GUARDED, LEVELS, OTHERS, SEEDS, UNGUARDED_SEEDS, Levels, judge, main
 
@@ -93,9 +93,8 @@ def test_nothing_is_judged_before_all_is_there(folders: tuple[Path, Path, Path])
 @pytest.mark.full
 def test_levels_are_those_on_the_training_prompts(tiny_sd3: Path, tmp_path: Path) -> None:
     rewards = [{"name": "bright", "type": "brightness"}, {"name": GUARDED, "type": "jpeg_compressibility"}]
-    config = write_config(
-        tmp_path / "config.yaml", tiny_sd3, rewards=rewards, balance={"type": "fair"}, trainer={"steps": 2}
-    )
+    changes = {"balance": {"type": "fair"}, "trainer": {"steps": 2}, "optimizer": {"lr": 0.03}}  # moves whole bytes
+    config = write_config(tmp_path / "config.yaml", tiny_sd3, rewards=rewards, **changes)
     out = tmp_path / "out"
     method = "guard_01=balance={type: fair},rewards.1.guard={floor: -0.01}"
     held_out = "prompts.heldout=[{name: other, texts: [a lamp]}]"

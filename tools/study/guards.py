@@ -26,7 +26,7 @@ from rich.table import Table
 
 from marble_rl.compare.job_result import JobResult, read_results
 from marble_rl.compare.jobs import JOBS
-from marble_rl.compare.shares import BASE, specialist
+from marble_rl.compare.methods import BASE, specialist
 from marble_rl.compare.table import results_by_method
 from marble_rl.config import load_config
 from marble_rl.errors import InputError

@@ -12,8 +12,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from marble_rl.compare.methods import ABLATIONS, VARIANTS
-from marble_rl.compare.shares import BASE, MEAN, WORST
+from marble_rl.compare.methods import ABLATIONS, BASE, VARIANTS
+from marble_rl.compare.shares import MEAN, WORST
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import Comparison, decided
 from marble_rl.compare.writing import markdown_tables, notes

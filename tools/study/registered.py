@@ -29,8 +29,9 @@ from rich.table import Table
 from marble_rl.compare.figures import Figures
 from marble_rl.compare.job_result import JobResult, read_results
 from marble_rl.compare.jobs import JOBS
+from marble_rl.compare.methods import BASE, specialist
 from marble_rl.compare.resume import check_comparable
-from marble_rl.compare.shares import BASE, MEAN, WORST, Shares, specialist
+from marble_rl.compare.shares import MEAN, WORST, Shares
 from marble_rl.compare.table import results_by_method
 from marble_rl.errors import InputError
 from marble_rl.intervals import Interval

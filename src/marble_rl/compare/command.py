@@ -16,7 +16,7 @@ from marble_rl.compare.resume import locked, remaining_jobs
 from marble_rl.compare.runner import run_jobs
 from marble_rl.compare.table import Comparison, compare_results
 from marble_rl.compare.writing import print_table, write_table
-from marble_rl.config import RunConfig, load_config
+from marble_rl.config import RunConfig
 from marble_rl.distributed.interrupts import Interrupts
 from marble_rl.errors import InputError, MarbleError, count_of, suggestion
 
@@ -42,8 +42,6 @@ def run_comparison(
     """Run every job that has no result in ``out`` yet, then make the table of all results there."""
     from marble_rl.runs.inputs import check_inputs  # brings diffusers, which the table alone does not need
 
-    _check_curve(curve, load_config(config, overrides))
-
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True, highlight=False)
 
@@ -55,6 +53,7 @@ def run_comparison(
                 return
 
     jobs = plan_jobs(config, overrides, methods, seeds, out, curve)
+    _check_curves(jobs)
     remarks = (remark for different in _different_inputs(jobs) for remark in check_inputs(different).remarks)
     for remark in dict.fromkeys(remarks):
         say(remark)
@@ -110,19 +109,19 @@ def _different_inputs(jobs: Sequence[Job]) -> list[RunConfig]:
     return list(alike.values())
 
 
-def _check_curve(curve: int | None, config: RunConfig) -> None:
-    if curve is None:
-        return
-    if curve > config.trainer.steps // 2:
-        raise InputError(
-            f"--curve: {curve} is more than half of trainer.steps: {config.trainer.steps}; a curve needs two "
-            "evaluations or more"
-        )
-    if config.prompts.validation:
-        raise InputError(
-            "--curve: with prompts.validation the evaluations during training score those prompts, not the ones of the "
-            "table; leave one of the two out"
-        )
+def _check_curves(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        every, steps = job.config.trainer.eval_every, job.config.trainer.steps
+        if every is not None and every >= steps:
+            raise InputError(
+                f"--curve: {every} is not below trainer.steps: {steps} of {job.method.name}; there would be no "
+                "evaluation before the end"
+            )
+        if every is not None and job.config.prompts.validation:
+            raise InputError(
+                "--curve: with prompts.validation the evaluations during training score those prompts, not the ones of "
+                "the table; leave one of the two out"
+            )
 
 
 def _check_against(against: str | None, jobs: Sequence[Job], out: Path) -> None:

@@ -167,21 +167,23 @@ def finished(job: Job, scores: Scores, evaluate_seconds: float) -> JobResult:
         images_per_step=rollout.groups * rollout.group_size // rollout.updates if trained else 0,
         evaluate_seconds=round(evaluate_seconds, 3),
         **(_training(lines) if trained else {}),
-        **(_curve(job, lines) if trained else {}),
+        **(_curve(job, lines, weights.means) if trained else {}),
     )
 
 
-def _curve(job: Job, lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """CPU time on a CPU, if all lines have it: those of older versions do not."""
-    if job.config.prompts.validation:  # those are other prompts than the result's own
-        return {}
+def _curve(job: Job, lines: Sequence[Mapping[str, float]], final: Mapping[str, float]) -> dict[str, Any]:
+    """Ends with the result's own evaluation, ``final``. CPU time on a CPU, if all lines have it: those of older
+    versions do not."""
+    if job.config.prompts.validation or not any(key.startswith(EVAL) for line in lines for key in line):
+        return {}  # evaluated on other prompts than the result, or not at all
     cpu = job.on_cpu and all(CPU in line for line in lines)
     points, seconds = [], 0.0
     for line in lines:
-        seconds += line[CPU] if cpu else wall_seconds(line) - line.get(EVALUATED, 0.0)
+        seconds += line[CPU] if cpu else _training_seconds(line)
         means = {key.removeprefix(EVAL): value for key, value in line.items() if key.startswith(EVAL)}
-        if means:
-            points.append(CurvePoint(int(line["step"]) + 1, round(seconds, 3), means))
+        last = int(line["step"]) + 1 == job.config.trainer.steps
+        if means or last:
+            points.append(CurvePoint(int(line["step"]) + 1, round(seconds, 3), dict(final) if last else means))
     return {"curve": points, "clock": "CPU" if cpu else "wall"}
 
 
@@ -206,9 +208,14 @@ def _mean(scores: Sequence[float | None]) -> float | None:
     return float(f"{sum(known) / len(known):.{DIGITS}g}") if known else None
 
 
+def _training_seconds(line: Mapping[str, float]) -> float:
+    """Wall time of a step, evaluations left out."""
+    return wall_seconds(line) - line.get(EVALUATED, 0.0)
+
+
 def _training(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Seconds, and means of figures. Seconds come from the steps themselves: an interruption does not count."""
-    seconds = sum(map(wall_seconds, lines))
+    seconds = sum(map(_training_seconds, lines))
     columns: dict[str, list[float]] = {}
     for key, value in ((key, value) for line in lines for key, value in line.items()):
         if key.startswith(AVERAGED):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marble_rl.compare.methods import ALONE, Method
+from marble_rl.compare.methods import BASE, Method, specialist
 from marble_rl.compare.selection import select_methods
 from marble_rl.config import RunConfig, load_config
 from marble_rl.config.effect import WITHOUT_EFFECT, matches
@@ -91,12 +91,13 @@ def plan_jobs(
     """
     shared = load_config(config, overrides)
     jobs = []
+    single = {BASE, *map(specialist, shared.trained_rewards)}
     for seed in seeds:
         for method in select_methods(methods, shared):
-            joint = method.weights != "base" and not method.name.startswith(ALONE)
+            every = "null" if curve is None or method.name in single else curve
             settings = [
                 *overrides,
-                f"trainer.eval_every={curve if curve is not None and joint else 'null'}",
+                f"trainer.eval_every={every}",
                 "logging.images_every=null",
                 "logging.trackers=[]",  # a comparison has its own display and table
                 *method.overrides,

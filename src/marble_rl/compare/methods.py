@@ -15,14 +15,20 @@ from typing import Any
 
 from marble_rl.config import RunConfig
 
+BASE = "base"
+"""The model without training."""
 ALONE = "only-"
-"""Prefix of the methods that train on one reward alone."""
 SCHEDULE = ((800, 1), (300, 2), (200, 1), (200, 2), (100, 3))
 """The paper's hand-made schedule: (steps, reward). Scaled to the budget; see `sequential_stages`."""
 LATE = 0.8
 """Where the late uniform stage begins, as a share of the steps. Ours: the paper says "a short stage" only."""
 DOUBLED = 0.4
 """Share of the rewards that the paper's weights 1:1:1:2:2 double: the last two of five."""
+
+
+def specialist(reward: str) -> str:
+    """The method that trains on this reward alone."""
+    return f"{ALONE}{reward}"
 
 
 @dataclass(frozen=True)
@@ -114,13 +120,13 @@ ABLATIONS = (
 
 def known_methods(rewards: Sequence[str]) -> list[str]:
     """All names without arguments, in the order of the table."""
-    names = ["base", *(f"{ALONE}{reward}" for reward in rewards), *JOINT, *ABLATIONS, *VARIANTS]
+    names = [BASE, *map(specialist, rewards), *JOINT, *ABLATIONS, *VARIANTS]
     return [*names, *(name for name in FIXED if name not in names)]
 
 
 def method_sets(rewards: Sequence[str]) -> dict[str, list[str]]:
     """What a name stands for that is not a method but several."""
-    specialists = [f"{ALONE}{reward}" for reward in rewards]
+    specialists = [*map(specialist, rewards)]
     ablations = [*ABLATIONS, *([tuned_weights(len(rewards))] if len(rewards) > 1 else [])]
     return {
         "specialists": specialists,

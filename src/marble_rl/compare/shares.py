@@ -19,20 +19,14 @@ import numpy as np
 
 from marble_rl.compare.figures import Figures
 from marble_rl.compare.job_result import JobResult
-from marble_rl.compare.methods import ALONE
+from marble_rl.compare.methods import BASE, specialist
 from marble_rl.compare.statistics import Array, over_prompts, over_seeds, prompt_means, resampled_means
 from marble_rl.errors import count_of
 from marble_rl.intervals import LEVEL, RESAMPLES, Interval
 
 WORST, MEAN = "worst share", "mean share"
-BASE = "base"
 LEAST_SEEDS = 2
 """Of a specialist: one training says nothing about another."""
-
-
-def specialist(reward: str) -> str:
-    """The method that trains on this reward alone."""
-    return f"{ALONE}{reward}"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from marble_rl.compare.jobs import JOBS
-from marble_rl.compare.shares import BASE
+from marble_rl.compare.methods import BASE
 from marble_rl.compare.statistics import Array, over_prompts, prompt_means, resampled_means
 from marble_rl.config import RunConfig, dump_config
 from marble_rl.errors import InputError

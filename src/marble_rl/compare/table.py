@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 
 from marble_rl.compare.figures import Figures
 from marble_rl.compare.job_result import JobResult
-from marble_rl.compare.methods import known_methods
+from marble_rl.compare.methods import BASE, known_methods, specialist
 from marble_rl.compare.resume import check_comparable
-from marble_rl.compare.shares import BASE, MEAN, WORST, Shares, specialist
+from marble_rl.compare.shares import MEAN, WORST, Shares
 from marble_rl.compare.statistics import COMPOSITE, LEAST_METHODS
 from marble_rl.compare.time_to_score import CurveMean, TimeToScore, learning_curve, times_to_score
 from marble_rl.errors import InputError, suggestion

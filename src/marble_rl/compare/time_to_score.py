@@ -107,11 +107,13 @@ def learning_curve(group: Sequence[JobResult], shares: Shares) -> list[CurveMean
 
 
 def times_to_score(group: Sequence[JobResult], reference: Sequence[JobResult], shares: Shares) -> list[TimeToScore]:
-    """One for each of FRACTIONS; empty where either has no curve."""
+    """One for each of FRACTIONS; none where one of them has no curve, clocks differ, or the reference gains nothing."""
     ours, theirs = _curves(group, shares), _curves(reference, shares)
-    if not ours or not theirs:
+    if not ours or not theirs or len({result.clock for result in (*group, *reference)}) > 1:
         return []
     end = float(np.mean([curve.progress[-1] for curve in theirs.values()]))
+    if end <= 0:
+        return []
     return [_time(fraction, fraction * end, ours, theirs) for fraction in FRACTIONS]
 
 
@@ -148,13 +150,13 @@ def _geometric(ratios: Array) -> Interval | None:
 
 
 def _curves(group: Sequence[JobResult], shares: Shares) -> dict[int, _Curve]:
-    """By seed; empty unless every seed has one."""
+    """By seed that has one, and whose base model was run."""
     curves = {}
     for result in group:
         points = [(point, shares.after(result, point.means)) for point in result.curve]
         known = [(point, found) for point, found in points if found is not None]
-        if len(known) < 2:
-            return {}
+        if not known:
+            continue
         rows = [(0.0, 0.0, 0.0, 0.0), *((float(p.step), p.seconds, worst, mean) for p, (worst, mean) in known)]
         curves[result.seed] = _Curve(*np.array(rows).T)
     return curves

@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from marble_rl.compare.job_result import AGAIN
+from marble_rl.compare.methods import BASE
 from marble_rl.compare.picture import draw
-from marble_rl.compare.shares import BASE, MEAN, WORST
+from marble_rl.compare.shares import MEAN, WORST
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import COMPARISON, Comparison, Row
 from marble_rl.compare.time_to_score import TimeToScore
@@ -183,7 +184,15 @@ def share_notes(comparison: Comparison) -> list[str]:
         )
         without = [row.method for row in comparison.joint if not row.to_score]
         if without:
-            lines.append(f"no time to score of {', '.join(without)}: run without --curve; another --out runs them all")
+            lines.append(
+                f"no time to score of {', '.join(without)}: run without --curve, or on another device; another --out "
+                "runs them all"
+            )
+    elif any(row.curve for row in comparison.rows):
+        lines.append(
+            f"no time to score: it is counted until the mean share of {comparison.against or 'another method'} "
+            "(--against), which must have a curve and gain something"
+        )
     if comparison.jobs_for_shares:
         missing = dict.fromkeys(method for method, _ in comparison.jobs_for_shares)
         lines.append(

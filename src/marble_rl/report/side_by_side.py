@@ -10,7 +10,7 @@ from pathlib import Path
 
 from marble_rl.charts.drawing import Line
 from marble_rl.charts.style import PALETTE
-from marble_rl.compare.shares import BASE
+from marble_rl.compare.methods import BASE
 from marble_rl.compare.side_by_side import ONE_EACH, SEEDS, Difference, SideBySide, notes, read_runs, side_by_side
 from marble_rl.intervals import Interval
 from marble_rl.report.charts import Chart, forest, line_chart
