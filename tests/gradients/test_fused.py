@@ -204,11 +204,35 @@ def test_samples_in_the_wrong_dimension_are_noticed() -> None:
     params = list(model.parameters())
     y = model(seeded(N, N, 6))
     with pytest.raises(FusedMismatch, match=r"params\[2\].*leading dimension.*passes"):
-        GradientAccumulator(5, params, verify=True).add(y[:, 0], y[:, 1], columns(5))
+        GradientAccumulator(5, params, verified=set()).add(y[:, 0], y[:, 1], columns(5))
     y = model(seeded(N, N + 1, 6))
-    checked = GradientAccumulator(5, params, verify=True)
+    checked = GradientAccumulator(5, params, verified=set())
     checked.add(y[:, 0], y[:, 1], columns(5))
     assert checked.finish().by_passes == (2, 3)
+
+
+def test_every_size_of_micro_batch_is_checked_once() -> None:
+    """A layer that is led by N tokens looks like one led by samples only where there are N of them."""
+    torch.manual_seed(0)
+    model = SamplesSecond()
+    fuse(model)
+    verified: set[int] = set()
+
+    def add(accumulator: GradientAccumulator, samples: int) -> int:
+        backward: list[int] = []
+        y = model(seeded(samples, N, 6, seed=samples))
+        y.register_hook(lambda gradient: backward.append(1))
+        accumulator.add(y[:, 0], None, columns(5)[:samples])
+        return len(backward)
+
+    fewer = GradientAccumulator(5, list(model.parameters()), verified=verified)
+    assert add(fewer, N - 2) == add(fewer, N - 2) + 1, "one more pass, the first time"
+    another = GradientAccumulator(5, list(model.parameters()), verified=verified)
+    add(another, N - 2)
+    add(another, N - 3)
+    assert verified == {N - 2, N - 3}
+    with pytest.raises(FusedMismatch, match=r"params\[2\]"):
+        add(another, N)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -218,7 +242,7 @@ def test_what_rounding_may_do_depends_on_the_numbers(net: Net, dtype: torch.dtyp
     noise = torch.Generator().manual_seed(0)
     y = net(seeded(N, 5, 6))
     y.register_hook(lambda gradient: gradient * (1 + 0.15 * torch.randn(gradient.shape, generator=noise)))
-    accumulator = GradientAccumulator(5, list(net.parameters()), verify=True, computed_in=dtype)
+    accumulator = GradientAccumulator(5, list(net.parameters()), verified=set(), computed_in=dtype)
     with pytest.raises(FusedMismatch) if dtype == torch.float32 else nullcontext():
         accumulator.add(y[:, 0], None, columns(5))
     torch.manual_seed(0)
@@ -226,7 +250,9 @@ def test_what_rounding_may_do_depends_on_the_numbers(net: Net, dtype: torch.dtyp
     fuse(mixed)
     y = mixed(seeded(N, N, 6))
     with pytest.raises(FusedMismatch):
-        GradientAccumulator(5, list(mixed.parameters()), verify=True, computed_in=dtype).add(y[:, 0], None, columns(5))
+        GradientAccumulator(5, list(mixed.parameters()), verified=set(), computed_in=dtype).add(
+            y[:, 0], None, columns(5)
+        )
 
 
 def test_in_lockstep_a_mismatch_waits_for_the_exchange() -> None:
@@ -234,7 +260,7 @@ def test_in_lockstep_a_mismatch_waits_for_the_exchange() -> None:
     torch.manual_seed(0)
     model = SamplesSecond()
     fuse(model)
-    accumulator = GradientAccumulator(5, list(model.parameters()), verify=True, lockstep=True)
+    accumulator = GradientAccumulator(5, list(model.parameters()), verified=set(), lockstep=True)
     for seed in (0, 1):
         y = model(seeded(N, N, 6, seed=seed))
         accumulator.add(y[:, 0], y[:, 1], columns(5))

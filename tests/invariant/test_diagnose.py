@@ -84,7 +84,7 @@ def test_levels_of_a_run(run: Path, tmp_path: Path) -> None:
     assert all(len(signals) == 3 for signals in found["signals"])
     shown = marble("diagnose", run, "--levels", "--batches", 4, "--out", tmp_path / "a")
     assert shown.code == 0, shown.err
-    assert "loss.timestep_power: " in shown.out
+    assert "Gradients by noise level" in shown.out
 
 
 def test_answers_come_first_then_one_table(run: Path, tmp_path: Path) -> None:

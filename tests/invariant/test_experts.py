@@ -31,7 +31,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     changes: dict[str, Any] = {
         "rewards": rewards,
         "rollout": {"groups": 4, "group_size": 4, "steps": 4, "height": 16, "width": 16, "frames": 5},
-        "loss": {"timesteps_per_sample": 2},
+        "loss": {"timesteps_per_sample": 2, "regularize_every": 2, "noise": "group"},
         "balance": {"type": "marble", "refresh_every": 2},
         "trainer": {"steps": 3, "save_every": 1, "keep_checkpoints": 3, "micro_batch": 2},
         "logging": {"images_every": None},

@@ -37,11 +37,13 @@ LAZY_AND_UNEVEN = [
 ]
 
 
-FAIR = ["balance={type: fair}", "trainer.steps=4"]
+FAIR = ["balance={type: fair}", "loss.noise=group", "trainer.steps=4"]
 DARK = '{name: dark, type: "rewards_for_tests:darkness", guard: {floor: 0.001, band: 0.01, base_images: 3}}'
 GUARDS = [
     f"rewards=[{{name: bright, type: brightness}}, {DARK}, {{name: colour, type: colour, guard: {{}}}}]",
     "balance={type: fixed}",
+    "loss={timesteps_per_sample: 2, regularize_every: 2, noise: group}",
+    "trainer.micro_batch=2",
     "trainer.steps=5",
 ]
 VALIDATED = [
@@ -191,7 +193,7 @@ def test_two_processes_are_one(alone: Path, two: Launched) -> None:
 
 
 def test_uneven_shares_and_lazy_regularisation(two: Launched) -> None:
-    """Micro-batches of 3 in groups of 4 lie across the processes' border, and one in three of them is regularised."""
+    """Micro-batches of 3 in groups of 4 lie across the processes' border, and one in three samples is regularised."""
     assert two.codes["uneven"] == 0, two.log
     assert_same_run(two.folder / "uneven", two.folder / "uneven-alone")
 
@@ -202,7 +204,8 @@ def test_momenta_of_fair_balancing(two: Launched) -> None:
 
 
 def test_guards(two: Launched) -> None:
-    """Base scores, levels and multipliers; sharded, all ranks make the same passes for the base model's images."""
+    """Base scores, levels and multipliers; sharded, all ranks make the same passes, for the base model's images and for
+    the samples that are regularised."""
     assert (two.codes["guards"], two.codes["guards-sharded"]) == (0, 0), two.log
     assert_same_run(two.folder / "guards", two.folder / "guards-alone")
     assert torch.equal(weights(two.folder / "guards-sharded"), weights(two.folder / "guards"))

@@ -130,7 +130,7 @@ def test_cpu_time_is_counted_without_evaluations() -> None:
     worker = threading.Thread(target=work, args=(0.05,))
     worker.start()
     worker.join()
-    assert 0.1 <= display.take_times()["time/cpu"] < 0.4
+    assert 0.07 <= display.take_times()["time/cpu"] < 0.4  # the clock has steps of 0.01
     assert display.take_times()["time/cpu"] < 0.1
 
 

@@ -23,6 +23,21 @@ def test_a_training_follows_from_its_seed() -> None:
     assert first.length > 0
 
 
+def test_settings_of_the_loss_and_the_old_policy() -> None:
+    def gains(**settings: object) -> dict[str, float]:
+        return run({"type": "fair", **settings}, "balanced", 0, steps=4).gains
+
+    plain = gains()
+    assert gains(**{"loss.noise": "group"}) != plain
+    off_policy = gains(old_policy="default")
+    assert off_policy != plain
+    assert gains(old_policy="default", **{"loss.regularize_every": 4}) != off_policy
+    assert gains(**{"loss.regularize_every": 4}) == plain, "on-policy there is no shared part"
+    for wrong in ({"los.noise": "group"}, {"old_policy": "slo"}, {"loss.nois": "group"}):
+        with pytest.raises(ValueError, match=r"slo|los|nois"):
+            gains(**wrong)
+
+
 def test_shares_by_hand_and_results_are_kept(tmp_path: Path) -> None:
     results = Results(tmp_path)
     for seed in (0, 1):

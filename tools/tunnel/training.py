@@ -16,6 +16,7 @@ from marble_rl.advantages import Scored, group_advantages
 from marble_rl.balancing.base import Balancer, Guarding
 from marble_rl.balancing.registry import RULES
 from marble_rl.config.run import OptimizerConfig
+from marble_rl.errors import require_name
 from marble_rl.gradients.accumulate import reward_gradients
 from marble_rl.losses.base import Noised
 from marble_rl.losses.nft import Nft, NftSettings
@@ -103,10 +104,12 @@ class Settings:
         def under(prefix: str) -> dict[str, Any]:
             return {key.removeprefix(prefix): value for key, value in section.items() if key.startswith(prefix)}
 
+        other = (GUARD, LOSS, OLD_POLICY)
+        require_name(section.get(OLD_POLICY, "on_policy"), list(OLD_POLICY_PRESETS), OLD_POLICY)
         return cls(
-            {key: value for key, value in section.items() if "." not in key and key != OLD_POLICY},
+            {key: value for key, value in section.items() if not key.startswith(other)},
             {name: GuardConfig(floor=floor) for name, floor in under(GUARD).items()},
-            Nft(NftSettings(**under(LOSS), kl_weight=0.0)),
+            Nft(NftSettings(**{**under(LOSS), "kl_weight": 0.0})),
             OLD_POLICY_PRESETS[section.get(OLD_POLICY, "on_policy")],
         )
 
@@ -203,7 +206,7 @@ def _train(model: Flow, settings: Settings, regime: Regime, seed: int, steps: in
         seen = Scored(table, group_ids, advantages, "group", 5.0)
         readings = {name: reading(table, index, base_table(regime.name), name) for name in floors.guards}
         levels = floors.after({name: read for name, read in readings.items() if read is not None})
-        noised = _noised(x0, settings.loss, seed, step)
+        noised = _noised(x0, settings.loss.settings, seed, step)
         gradient, state = _gradient(model, policy, settings.loss, rule, seen, noised, batch, halves, step, levels.rates)
         floors.commit(levels, {})
         old = policy.flat.clone()
@@ -231,14 +234,11 @@ class _Noised:
     rows: Tensor
     """[R]: the sample of each"""
     sample: Noised
-    weight: Tensor
-    """[R]: of the noise level (`loss.timestep_power`)"""
     shared: Tensor
     """[R]: of the shared part; 0 where it is left out (`loss.regularize_every`)"""
 
 
-def _noised(x0: Tensor, loss: Nft, seed: int, step: int) -> _Noised:
-    settings: NftSettings = loss.settings
+def _noised(x0: Tensor, settings: NftSettings, seed: int, step: int) -> _Noised:
     g = generator(seed, "tunnel/noise", step)
     rows = torch.arange(len(x0)).repeat_interleave(TIMESTEPS)
     if settings.noise == "group":
@@ -247,12 +247,12 @@ def _noised(x0: Tensor, loss: Nft, seed: int, step: int) -> _Noised:
         of_groups = torch.randn(len(drawn), 1, SIZE, generator=g) * torch.tensor([[1.0], [-1.0]])
         noise = of_groups.repeat_interleave(GROUP, dim=0).flatten(0, 1)
     else:
+        # The trainer draws without replacement; two levels of a sample may be the same here.
         levels = torch.randint(SAMPLING_STEPS, (len(rows),), generator=g)
         noise = torch.randn(len(rows), SIZE, generator=g)
-    t, weight = SIGMAS[levels], loss.level_weights(SIGMAS[:-1])[levels]
-    x, every = x0[rows], settings.regularize_every
+    t, x, every = SIGMAS[levels], x0[rows], settings.regularize_every
     shared = every * regularized(torch.arange(len(x0)) % GROUP, TIMESTEPS, every, seed, step).flatten()
-    return _Noised(rows, Noised(x, noise, (1 - t)[:, None] * x + t[:, None] * noise, t), weight, shared)
+    return _Noised(rows, Noised(x, noise, (1 - t)[:, None] * x + t[:, None] * noise, t), shared)
 
 
 def _gradient(
@@ -273,7 +273,7 @@ def _gradient(
     if loss.needs_old(policy.on_policy):
         with torch.no_grad():
             v_old = policy.old_model(sample.x_t, sample.t, batch.condition[rows])
-    terms = loss.terms(model(sample.x_t, sample.t, batch.condition[rows]), v_old, sample).times(noised.weight)
+    terms = loss.terms(model(sample.x_t, sample.t, batch.condition[rows]), v_old, sample)
     params = policy.parameters
     if rule.needs_gradients(step):
         base = None if v_old is None else noised.shared * terms.base

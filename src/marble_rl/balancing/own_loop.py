@@ -38,7 +38,8 @@ class OwnLoop(ABC):
     """Updates that `backward` has completed"""
     _sums: LossAccumulator | None = None
     """Gradients of the micro-batches of the current update"""
-    _checked = False
+    _verified: set[int] | None = None
+    """Sizes of micro-batches whose fused gradients were compared with separate ones"""
 
     def backward(
         self,
@@ -89,8 +90,9 @@ class OwnLoop(ABC):
         if self._sums is None:
             trained = [p for p in params if p.requires_grad]
             columns = k if coefficients is None else 0
+            self._verified = set() if self._verified is None else self._verified
             self._sums = LossAccumulator(
-                columns, trained, verify=not self._checked, computed_in=torch.bfloat16, keep_halves=False
+                columns, trained, verified=self._verified, computed_in=torch.bfloat16, keep_halves=False
             )  # the loop may use autocast: bfloat16 sets the tolerance
         if isinstance(losses, AffineLoss):
             _only_for_scalars(shared=shared, through=through)
@@ -143,7 +145,6 @@ class OwnLoop(ABC):
                 "no loss depends on any of params: give the parameters that the forward pass used (parameters that "
                 "FSDP shards are not supported)"
             )
-        self._checked = self._checked or coefficients is None
         self.updates += 1
         if coefficients is not None:
             weights, update = coefficients, gradients.shared

@@ -100,7 +100,6 @@ class Workload:
             update_samples=n,
             sigmas=torch.rand(n, 1, generator=dice) * 0.9 + 0.05,
             experts=torch.zeros(n, 1, dtype=torch.long),
-            weights=torch.ones(n, 1),
             regularized=torch.ones(n, 1, dtype=torch.bool),
             seed=seed,
             step=0,

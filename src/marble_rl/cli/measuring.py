@@ -84,6 +84,8 @@ def diagnose(
     folder = out or run / "diagnosis"
     step = chosen_step(str(run), checkpoint)
     if levels:
+        if everything:
+            raise InputError("--all: --levels prints one table; leave one of the two out")
         console = Console(stderr=True)
         found = diagnose_levels(run, batches=batches, step=step, device=device, out=folder, console=console)
         print_json(found.to_json()) if as_json else print_levels(found, Console())

@@ -20,7 +20,7 @@ from marble_rl.compare.picture import draw
 from marble_rl.compare.shares import MEAN, WORST
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import COMPARISON, Comparison, Row
-from marble_rl.compare.time_to_score import TimeToScore
+from marble_rl.compare.time_to_score_table import time_to_score_notes, time_to_score_tables
 from marble_rl.errors import count_of
 from marble_rl.intervals import Interval
 from marble_rl.storage import storage_errors, write_bytes
@@ -32,8 +32,6 @@ HOLE = "HOLE"
 """In place of a figure that crashed jobs left out."""
 SHARES = "How much of a specialist's gain"
 """Title of the table of shares by reward."""
-TIME_TO_SCORE = "Training until the mean share is 0.5 and 0.8 of the final one"
-"""Title of the table of time to score, without the method."""
 UNKNOWN = "?"
 """In place of a difference where no prompt has a score of both methods."""
 HARMONY = {
@@ -177,22 +175,7 @@ def share_notes(comparison: Comparison) -> list[str]:
             lines.append(f"shares only of the seeds that {BASE} has, too: fewer than n of {names}")
     for reward, reason in comparison.no_share.items():
         lines.append(f"no share of {reward}, which is left out of {WORST} and {MEAN} for every method: {reason}")
-    if any(row.to_score for row in comparison.rows):
-        lines.append(
-            f"time to score: {comparison.clock} seconds of training, evaluations left out, and steps: medians over "
-            f"seeds. Times as fast as {comparison.against}: geometric mean over seeds, with its 95 % interval"
-        )
-        without = [row.method for row in comparison.joint if not row.to_score]
-        if without:
-            lines.append(
-                f"no time to score of {', '.join(without)}: run without --curve, or on another device; another --out "
-                "runs them all"
-            )
-    elif any(row.curve for row in comparison.rows):
-        lines.append(
-            f"no time to score: it is counted until the mean share of {comparison.against or 'another method'} "
-            "(--against), which must have a curve and gain something"
-        )
+    lines += time_to_score_notes(comparison)
     if comparison.jobs_for_shares:
         missing = dict.fromkeys(method for method, _ in comparison.jobs_for_shares)
         lines.append(
@@ -232,7 +215,8 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]
     for method in comparison.wholly_crashed:
         body.append([method, _seeds(comparison, method, 0), *[HOLE] * len(columns), "", ""])
     tables = [("Scores", ["method", "n", *_heads(comparison, columns), "minutes", "s/step"], body)]
-    return [*tables, *_differences(comparison), *_shares(comparison), *_to_score(comparison), *_harmony(comparison)]
+    tables += [*_differences(comparison), *_shares(comparison), *time_to_score_tables(comparison)]
+    return [*tables, *_harmony(comparison)]
 
 
 def _heads(comparison: Comparison, columns: Iterable[str]) -> list[str]:
@@ -266,33 +250,6 @@ def _shares(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]
         cells = [_figure(row.shares[name], list(row.shares.values()), best=least) for name in row.shares]
         body.append([row.method, str(row.figures[WORST].n), *cells])
     return [(SHARES, ["method", "n", *sharing[0].shares], body)]
-
-
-def _to_score(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Seconds and steps to each level, and how many times as fast as the method compared with."""
-    timed = [row for row in comparison.rows if row.to_score]
-    if not timed:
-        return []
-    heads, body = ["method", "n"], []
-    for level in timed[0].to_score:
-        heads += [f"{level.fraction:g}: {name}" for name in ("seconds", "steps", "worst share", "times as fast")]
-    for row in timed:
-        cells = [row.method, str(row.to_score[0].seeds)]
-        for level in row.to_score:
-            worst = "" if level.worst is None else f"{level.worst:.2f}"
-            cells += [_reached(level, level.seconds), _reached(level, level.steps), worst, _faster(level.faster)]
-        body.append(cells)
-    return [(f"{TIME_TO_SCORE} of {comparison.against}", heads, body)]
-
-
-def _reached(level: TimeToScore, median: float | None) -> str:
-    """The median over the seeds; how many get there, if not all."""
-    some = "" if level.reached == level.seeds else f" ({level.reached} of {level.seeds})"
-    return f"{'never' if median is None else f'{median:.0f}'}{some}"
-
-
-def _faster(interval: Interval | None) -> str:
-    return "" if interval is None else f"{interval.mean:.2f} ({interval.low:.2f} to {interval.high:.2f})"
 
 
 def _harmony(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:

@@ -3,9 +3,7 @@
     signal_kl = |mu_kl|^2 / E|g_kl|^2        mu_kl = E g_kl: the true gradient of reward k at level l
     length_l  = mean over rewards of sqrt(E|g_kl|^2), relative to the longest
 
-A step adds up the gradients of its levels. Where some are much longer than others, their noise drowns the signal of the
-rest. `loss.timestep_power: p` multiplies the loss at level t by t^p; the power that evens the lengths out is minus the
-slope of log length over log level.
+A step adds up the gradients of its levels: the longest decide most of it, in signal and in noise.
 """
 
 from __future__ import annotations
@@ -22,23 +20,28 @@ from rich.table import Table
 from torch import Tensor
 
 from marble_rl.diagnose.analysis import signal_intervals
-from marble_rl.diagnose.measure import FIRST_ROLLOUT, check_space, experience_source, measuring, stored
+from marble_rl.diagnose.measure import (
+    FIRST_ROLLOUT,
+    check_space,
+    experience_source,
+    gradient_stage,
+    measuring,
+    restore_stage,
+    stored,
+)
 from marble_rl.gradients.products import gram
 from marble_rl.inference.opening import Opened
 from marble_rl.intervals import Interval
-from marble_rl.losses.base import LEAST_LEVEL, Loss
+from marble_rl.losses.base import Loss
 from marble_rl.losses.registry import LOSSES
-from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.rewards.core.scoring import Scorer
+from marble_rl.runs.checkpoint import restoring
 from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.log import Display
 from marble_rl.storage import Record
 from marble_rl.training.batch import TrainingBatch, training_batch
-from marble_rl.training.policy_gradients import GradientStage
 
 LEVELS = "levels.json"
-EVEN = 2.0
-"""Lengths that differ by less are left alone."""
 
 
 class LevelDiagnosis(Record):
@@ -61,29 +64,28 @@ class LevelDiagnosis(Record):
     """[L] relative to the longest"""
     signals: list[list[Interval | None]]
     """[L, K]; None for a reward without a gradient"""
-    power: float | None
-    """Of the level, that the lengths fall with; None for a single level"""
 
 
 def measure_levels(
-    opened: Opened, batches: int, scratch: Path, console: Console, on_batch: Callable[[int], None]
+    run: Path, opened: Opened, batches: int, scratch: Path, console: Console, on_batch: Callable[[int], None]
 ) -> LevelDiagnosis:
     """Every batch is one rollout, of which all samples are trained at every level. ``scratch``: an empty folder, where
     the gradients are kept while this lasts."""
     assert opened.policy is not None
     assert opened.config is not None
+    assert opened.checkpoint is not None
     config = measuring(opened.config)
     names, size = config.trained_rewards, opened.policy.flat.numel()
     inputs = check_inputs(config)
     _load_rewards(inputs.scorer, opened, console)
     source = experience_source(config, inputs, opened)
     display = Display(Console(quiet=True), batches, 0, names, 1)
-    alone = {"timesteps_per_sample": None, "timestep_power": 0.0, "kl_weight": 0.0}
+    alone = {"timesteps_per_sample": None, "kl_weight": 0.0}
     loss = LOSSES.part_of(config.loss)(config.loss.model_copy(update=alone))
     images = config.rollout.groups * config.rollout.group_size
-    stage = GradientStage(
-        opened.model, opened.policy, loss, MicroBatch(config.trainer.micro_batch, images, console.print)
-    )
+    stage = gradient_stage(opened, config, loss, console)
+    with restoring(opened.checkpoint, run):
+        restore_stage(stage, opened.checkpoint)
     g, levels = torch.empty(0), torch.empty(0)
     for m in range(batches):
         experience = source.gather(FIRST_ROLLOUT + m, 0, display)
@@ -108,7 +110,6 @@ def at_level(batch: TrainingBatch, level: Tensor) -> TrainingBatch:
         batch,
         sigmas=batch.sigmas.gather(1, column),
         experts=batch.experts.gather(1, column),
-        weights=torch.ones(column.shape),
         regularized=torch.zeros(column.shape, dtype=torch.bool),
     )
 
@@ -133,18 +134,7 @@ def _judged(
         levels=levels.tolist(),
         lengths=lengths.tolist(),
         signals=[signal_intervals(of, len(names)) for of in products],
-        power=fitted_power(levels, lengths),
     )
-
-
-def fitted_power(levels: Tensor, lengths: Tensor) -> float | None:
-    """Least squares on logarithms, over the levels that `timestep_power` tells apart."""
-    known = (levels >= LEAST_LEVEL) & (lengths > 0)
-    if known.sum() < 2:
-        return None
-    x, y = levels[known].double().log(), lengths[known].double().log()
-    x, y = x - x.mean(), y - y.mean()
-    return float((x @ y) / (x @ x))
 
 
 def print_levels(found: LevelDiagnosis, console: Console) -> None:
@@ -164,15 +154,4 @@ def print_levels(found: LevelDiagnosis, console: Console) -> None:
         "length: of a reward's gradient, mean over the rewards, relative to the longest. signal: share of its square "
         "that is not noise, with 95 % intervals",
         style="dim",
-    )
-    console.print(advice(found), markup=False, highlight=False)
-
-
-def advice(found: LevelDiagnosis) -> str:
-    shortest, longest = min(found.lengths), max(found.lengths)
-    if found.power is None or longest < EVEN * shortest:
-        return "The gradients of all levels are about as long: loss.timestep_power: 0 suits them."
-    return (
-        f"The lengths grow like level^{found.power:.1f}, so the noise of the longest drowns the signal of the others. "
-        f"loss.timestep_power: {-round(2 * found.power) / 2:g} evens them out."
     )

@@ -21,10 +21,11 @@ from marble_rl.distributed.world import World
 from marble_rl.errors import InputError
 from marble_rl.gradients.products import gram
 from marble_rl.inference.opening import Opened
+from marble_rl.losses.base import Loss
 from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import PromptCache
-from marble_rl.runs.checkpoint import restoring
+from marble_rl.runs.checkpoint import Checkpoint, restoring
 from marble_rl.runs.inputs import RunInputs, check_inputs
 from marble_rl.runs.log import Display
 from marble_rl.training.batch import training_batch
@@ -87,16 +88,11 @@ def measure(
     rule = balance(config.balance, names, adv_clip=config.loss.adv_clip, seed=seed)
     loss = LOSSES.part_of(config.loss)(config.loss)
     updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
-    micro_batch = MicroBatch(
-        config.trainer.micro_batch, config.rollout.groups * config.rollout.group_size, console.print
-    )
-    # As in training: on the loss scale, and with the micro-batch, that the run's precision and memory need.
-    stage = GradientStage(model, policy, loss, micro_batch)
+    stage = gradient_stage(opened, config, loss, console)
     with restoring(checkpoint, run):
         rule.load_state_dict(checkpoint.state["balancer"])
         updater.load_optimizer_tensors(checkpoint.moments)
-        stage.scale.load_state_dict(checkpoint.state.get("scale", {}))
-        micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
+        restore_stage(stage, checkpoint)
     samples: list[Sample] = []
     advantages = torch.zeros(batches, k, k, dtype=torch.float64)
     # In a file: fifty batches of a large model's gradients are more than fits in memory.
@@ -124,6 +120,20 @@ def experience_source(config: RunConfig, inputs: RunInputs, opened: Opened) -> E
     """Samples and scores with the run's policy."""
     assert opened.policy is not None
     return ExperienceSource(config, inputs, opened.model, opened.policy, PromptCache(opened.model), World())
+
+
+def gradient_stage(opened: Opened, config: RunConfig, loss: Loss, console: Console) -> GradientStage:
+    assert opened.policy is not None
+    samples = config.rollout.groups * config.rollout.group_size
+    return GradientStage(
+        opened.model, opened.policy, loss, MicroBatch(config.trainer.micro_batch, samples, console.print)
+    )
+
+
+def restore_stage(stage: GradientStage, checkpoint: Checkpoint) -> None:
+    """As in training: on the loss scale, and with the micro-batch, that the run's precision and memory need."""
+    stage.scale.load_state_dict(checkpoint.state.get("scale", {}))
+    stage.micro_batch.load_state_dict(checkpoint.state.get("micro_batch", {}))
 
 
 def check_space(folder: Path, batches: int, *, gradients: int, parameters: int) -> None:

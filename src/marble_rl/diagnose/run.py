@@ -61,7 +61,7 @@ def diagnose_levels(
 ) -> LevelDiagnosis:
     """Measure each noise level alone; write levels.json."""
     with _measuring(run, batches, step, device, out, console) as (opened, scratch, on_batch):
-        found = measure_levels(opened, batches, scratch, console, on_batch)
+        found = measure_levels(run, opened, batches, scratch, console, on_batch)
     with storage_errors(str(out), "diagnose again"):
         found.write(out / LEVELS)
     return found

@@ -50,6 +50,18 @@ class FusedMismatch(RuntimeError):
 
 
 @dataclass(frozen=True)
+class _Checked:
+    """A column whose fused gradient is compared with the same gradient computed alone."""
+
+    cotangent: Tensor
+    """[B]"""
+    sums: Tensor
+    """[P]: where the pass adds it"""
+    before: Tensor
+    """[P]: what was there before"""
+
+
+@dataclass(frozen=True)
 class RewardGradients:
     """Gradients of J columns of advantages, each flattened to P numbers in the order of ``params``."""
 
@@ -90,11 +102,12 @@ class GradientAccumulator:
     Parameters that no fused layer supports cost one backward pass per column and half; a column of zeros is skipped.
     With J = 0 columns only ``base`` is differentiated: an ordinary step.
 
-    ``verify``: compare one column of the first fused pass with the same column computed alone. It costs a backward
-    pass, and finds layers whose leading dimension has the size of the batch but is not the sample.
+    ``verified``: sizes of micro-batches that need no check any more. In the first fused pass of every other size one
+    column is compared with the same column computed alone, and the size is added. It costs a backward pass, and finds
+    layers whose leading dimension has the size of the micro-batch but is not the sample. None checks nothing.
     ``lockstep``: make the same backward passes on all ranks, even for columns of zeros. A failed comparison is then
     raised by `sum_over`, which all ranks call.
-    ``computed_in``: dtype of the model, which sets the tolerance of ``verify``.
+    ``computed_in``: dtype of the model, which sets the tolerance of the comparison.
     ``keep_halves``: False takes half of the memory, and there are no unbiased products.
     """
 
@@ -103,7 +116,7 @@ class GradientAccumulator:
         columns: int,
         params: Iterable[Tensor],
         method: Method = "fused",
-        verify: bool = False,
+        verified: set[int] | None = None,
         lockstep: bool = False,
         computed_in: torch.dtype = torch.float32,
         keep_halves: bool = True,
@@ -111,7 +124,7 @@ class GradientAccumulator:
         if method not in ("fused", "passes"):
             raise ValueError(f"method must be 'fused' or 'passes', got {method!r}")
         self.method = method
-        self._verify = verify
+        self._verified = verified
         self._lockstep = lockstep
         # Relative error allowed for rounding, larger in half precision; a real mismatch has an error of about 1.
         self._tolerance = 0.05 if computed_in.itemsize >= torch.float32.itemsize else 0.3
@@ -161,7 +174,8 @@ class GradientAccumulator:
         half_of = torch.zeros(len(rows), dtype=torch.long) if halves is None else halves.to("cpu", torch.long)
         if half_of.shape != (len(rows),) or not ((half_of == 0) | (half_of == 1)).all():
             raise ValueError(f"halves must be [{len(rows)}] of 0 or 1, got {halves}")
-        members = self.count(half_of)
+        members = self._members(half_of)
+        self.count(half_of)
         half_masks = [(h, member.to(rows)) for h, member in enumerate(members) if member.any()]
         if slope is not None and advantages is not None and not self._can_skip(advantages):
             columns = advantages.detach().to(slope)
@@ -174,14 +188,15 @@ class GradientAccumulator:
                 everything = range(len(self.params))
                 self._backward(base, mask, everything, self._views[h][-1], keep=i < len(half_masks) - 1)
 
-    def count(self, halves: Tensor) -> list[Tensor]:
-        """Count rows [B] of 0 or 1 in the means without adding to the sums: rows without a gradient need no pass.
-        Returns the members [B] of each half."""
-        members = [
-            (halves == h) if len(self._sums) > 1 else torch.full_like(halves, h == 0).bool() for h in range(HALVES)
-        ]
-        self._rows = [rows + int(member.sum()) for rows, member in zip(self._rows, members, strict=True)]
-        return members
+    def count(self, halves: Tensor) -> None:
+        """Count rows [B] of 0 or 1 in the means without adding to the sums: rows without a gradient need no pass."""
+        for h, member in enumerate(self._members(halves)):
+            self._rows[h] += int(member.sum())
+
+    def _members(self, halves: Tensor) -> list[Tensor]:
+        """[B] bool of each half; all rows are of the first where halves are not kept apart."""
+        kept = halves if len(self._sums) > 1 else torch.zeros_like(halves)
+        return [kept == h for h in range(HALVES)]
 
     def sum_over(self, world: World, sums: Tensor) -> Tensor:
         """All-reduce the gradients, and ``sums`` [S] with them, in one call; returns those sums.
@@ -227,6 +242,9 @@ class GradientAccumulator:
     def _one_pass(self, slope: Tensor, columns: Tensor, half_masks: list[tuple[int, Tensor]]) -> None:
         """Fused layers add their gradients during the pass; autograd returns only those of unsupported parameters."""
         rows = [((columns * mask[:, None]).T, self._sums[h, :-1]) for h, mask in half_masks]
+        check = None
+        if self._verified is not None and len(slope) not in self._verified:
+            check = self._column_to_check(columns, half_masks)
         sums = ColumnSums(self.params, len(slope), rows)
         with sums.during_backward():
             rest = torch.autograd.grad(slope, self.params, torch.ones_like(slope), retain_graph=True, allow_unused=True)
@@ -237,19 +255,24 @@ class GradientAccumulator:
             self._by_passes.update(unsupported)
             with ColumnSums(self.params, len(slope), []).during_backward():
                 self._passes(slope, columns, half_masks, unsupported)
-        if self._verify:
-            self._verify = False
-            self._check_a_column(slope, columns, half_masks)
+        if check is not None and self._verified is not None:
+            self._check_a_column(slope, check)
+            self._verified.add(len(slope))
 
-    def _check_a_column(self, slope: Tensor, columns: Tensor, half_masks: list[tuple[int, Tensor]]) -> None:
-        """Compare one fused column with the same column computed alone. Valid only after the first fused pass, while
-        the sums hold this micro-batch alone."""
+    def _column_to_check(self, columns: Tensor, half_masks: list[tuple[int, Tensor]]) -> _Checked:
         h, mask = half_masks[0]
         cotangents = columns * mask[:, None]
         j = int(cotangents.norm(dim=0).argmax())
-        alone = torch.autograd.grad(slope, self.params, cotangents[:, j], retain_graph=True, allow_unused=True)
-        whole = self._sums[h, j].norm()
-        for i, (expected, fused) in enumerate(zip(alone, self._views[h][j], strict=True)):
+        return _Checked(cotangents[:, j], self._sums[h, j], self._sums[h, j].clone())
+
+    def _check_a_column(self, slope: Tensor, check: _Checked) -> None:
+        """Compare what the fused pass added to one column with the same column computed alone."""
+        alone = torch.autograd.grad(slope, self.params, check.cotangent, retain_graph=True, allow_unused=True)
+        added = check.sums - check.before
+        whole = added.norm()
+        parts = added.split([p.numel() for p in self.params])
+        for i, (expected, flat) in enumerate(zip(alone, parts, strict=True)):
+            fused = flat.view_as(self.params[i])
             error = fused.norm() if expected is None else (fused - expected).norm()
             # An overflow is not a mismatch: the caller checks for finite gradients.
             if torch.isfinite(error) and error > self._tolerance * (fused.norm() + 1e-3 * whole):

@@ -20,9 +20,6 @@ from torch import Tensor
 
 from marble_rl.section import Section, SectionClass
 
-LEAST_LEVEL = 0.1
-"""Noise levels below it are weighted like it: the last ones of a schedule are almost 0."""
-
 
 class LossSettings(Section):
     """Settings of all losses."""
@@ -39,9 +36,6 @@ class LossSettings(Section):
     """Fraction of the sampling timesteps to train on, noisiest first; their number is rounded down."""
     timesteps_per_sample: PositiveInt | None = None
     """Number of these timesteps to train each image on, drawn anew in each step; null trains on all."""
-    timestep_power: Annotated[float, Field(ge=-4.0, le=4.0)] = 0.0
-    """A timestep counts in the loss by its noise level, 0 to 1, to this power (on average as without it). 0: all alike,
-    as in DiffusionNFT, where the noisiest have by far the largest gradients; -1 or -2 evens that out."""
     noise: Literal["sample", "group"] = "sample"
     """`sample`: every sample has noise and timesteps of its own, as in DiffusionNFT. `group`: the samples of a prompt
     group share them, and every second timestep has the noise of the one before with its sign reversed. Advantages
@@ -62,11 +56,6 @@ class AffineLoss:
     """[N]: the loss at advantage 0. It is the same for every reward; its gradient is the shared part of the update."""
     slope: Tensor
     """[N]: the derivative of the loss by the advantage."""
-
-    def times(self, weights: Tensor) -> AffineLoss:
-        """Each sample's loss, weighted [N]."""
-        weights = weights.to(self.slope)
-        return AffineLoss(self.base * weights, self.slope * weights)
 
 
 @dataclass(frozen=True)
@@ -97,12 +86,6 @@ class Loss(ABC):
         0."""
         noisy = sigmas[:-1]
         return noisy[: max(1, int(self.settings.timestep_fraction * len(noisy)))]
-
-    def level_weights(self, levels: Tensor) -> Tensor:
-        """[L]: what base and slope are multiplied by at each of the noise levels that are trained on,
-        t_l^p / mean_j t_j^p."""
-        weights: Tensor = levels.clamp(min=LEAST_LEVEL) ** self.settings.timestep_power
-        return weights / weights.mean()
 
     def needs_old(self, on_policy: bool) -> bool:
         """Whether `terms` needs the old policy's prediction. ``on_policy``: the old and the trained policy are

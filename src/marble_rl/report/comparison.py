@@ -13,6 +13,7 @@ from marble_rl.compare.jobs import JOBS
 from marble_rl.compare.shares import MEAN, WORST
 from marble_rl.compare.statistics import COMPOSITE
 from marble_rl.compare.table import COMPARISON, Comparison, Row
+from marble_rl.compare.time_to_score_table import time_to_score_tables
 from marble_rl.compare.writing import HARMONY, share_notes
 from marble_rl.errors import InputError, count_of
 from marble_rl.report.charts import Chart, forest, line_chart
@@ -64,6 +65,7 @@ def comparison_page(folder: Path, *, refresh_seconds: int | None = None) -> str:
         charts=_charts(comparison, colour),
         curves=curves(jobs, shown, comparison.trained, colour),
         learning=_learning(comparison, colour),
+        to_score=time_to_score_tables(comparison),
         shown=shown,
         cards=shown_cards(prompts, Gallery(remarks)),
         least=least_changes(prompts),

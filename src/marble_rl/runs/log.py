@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -91,8 +92,8 @@ class Display:
         self._began = time.perf_counter()
         self._began_at = done
         self._stage_seconds: Metrics = {}
-        self._cpu_since = time.process_time()
-        """Up to which CPU time of this process `time/cpu` is logged"""
+        self._cpu_since = cpu_seconds()
+        """Up to which CPU time `time/cpu` is logged"""
         self.current_stage = "loading"
         self.progress = Progress(
             TextColumn("[bold]{task.description:<10}"),
@@ -113,13 +114,13 @@ class Display:
         """Show one stage of the step, and count its time."""
         self.current_stage = name
         self.progress.update(self._task, description=name)
-        start, cpu = time.perf_counter(), time.process_time()
+        start, cpu = time.perf_counter(), cpu_seconds()
         try:
             yield
         finally:
             self.add_time(name, time.perf_counter() - start)
             if name == EVALUATE:
-                self._cpu_since += time.process_time() - cpu
+                self._cpu_since += cpu_seconds() - cpu
 
     def add_time(self, name: str, seconds: float) -> None:
         """Add seconds that the caller measured."""
@@ -135,9 +136,9 @@ class Display:
         self.progress.update(self._task, description=f"{self.current_stage} {done}/{total}")
 
     def take_times(self) -> Metrics:
-        """Seconds spent in each stage since the last call, and the CPU time of all threads of this process."""
+        """Seconds spent in each stage since the last call, and CPU time."""
         times, self._stage_seconds = self._stage_seconds, {}
-        before, self._cpu_since = self._cpu_since, time.process_time()
+        before, self._cpu_since = self._cpu_since, cpu_seconds()
         return {**times, "time/cpu": self._cpu_since - before}
 
     def step_done(self, done: int, metrics: Metrics) -> None:
@@ -148,6 +149,11 @@ class Display:
             pace = (time.perf_counter() - self._began) / (done - self._began_at)
             left = _duration(pace * (self._total - done))
             STEPS.info(f"step {done}/{self._total}  {'  '.join(figures)}  ({left} left)")
+
+
+def cpu_seconds() -> float:
+    """Of all threads of this process, and of the programs that it ran, such as tesseract."""
+    return sum(os.times()[:4])
 
 
 def _duration(seconds: float) -> str:

@@ -47,8 +47,6 @@ class TrainingBatch:
     """[N, M] noise levels, drawn from `Loss.levels` without replacement"""
     experts: Tensor
     """[N, M] the transformer that predicts at each of these levels; 0 where the model has one"""
-    weights: Tensor
-    """[N, M]: what base and slope are multiplied by (`Loss.level_weights`)"""
     regularized: Tensor
     """[N, M] bool: whether KL (in refreshes also base) is computed (`regularize_every`)"""
     seed: int
@@ -134,6 +132,10 @@ def training_batch(
     wanted = loss.settings.timesteps_per_sample or len(levels)
     keys = zip(slots.tolist(), (samples * (not share_noise)).tolist(), strict=True)
     chosen = torch.stack([_drawn(experts, seed, step, slot, sample)[:wanted] for slot, sample in keys])
+    every = loss.settings.regularize_every
+    # Where a group cannot be divided evenly, each has other positions. Where it can, all groups have the same ones:
+    # ranks that share a sharded model must make the same passes.
+    places = samples if rollout.group_size % every == 0 else samples + slots
     return TrainingBatch(
         x0=rollout.x0[here[0] : here[-1] + 1],
         conditioning=rollout.conditioning,
@@ -144,21 +146,17 @@ def training_batch(
         update_samples=len(rollout.table_rows(update, all_ranks=True)),
         sigmas=levels[chosen],
         experts=experts[chosen],
-        weights=loss.level_weights(levels)[chosen],
-        regularized=regularized(samples, chosen.shape[1], loss.settings.regularize_every, seed, step),
+        regularized=regularized(places, chosen.shape[1], every, seed, step),
         seed=seed,
         step=step,
         share_noise=share_noise,
     )
 
 
-def regularized(samples: Tensor, levels: int, every: int, seed: int, step: int) -> Tensor:
-    """[N, M]: one in ``every`` samples of a group at each of its M noise levels, other ones in each step.
-
-    The positions are the same in all groups: ranks that share a sharded model make the same passes.
-    """
+def regularized(places: Tensor, levels: int, every: int, seed: int, step: int) -> Tensor:
+    """[N, M]: one in ``every`` places [N] at each of its M noise levels, others in each step."""
     first = torch.randint(every, (levels,), generator=generator(seed, "regularize", step))
-    return (samples[:, None] + first) % every == 0
+    return (places[:, None] + first) % every == 0
 
 
 def _drawn(experts: Tensor, seed: int, step: int, slot: int, sample: int) -> Tensor:

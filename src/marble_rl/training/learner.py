@@ -93,7 +93,7 @@ class Learner:
         self.updater = Updater(policy, config.optimizer, config.rollout.old_policy_decay, config.trainer.steps)
         self._dumps = dumps
         self._say = say
-        self._fused_verified = False
+        self._passes_reported = False
 
     def batch(self, rollout: Rollout, update: int) -> TrainingBatch:
         """The rollout's samples for its ``update``-th optimizer update, which comes next."""
@@ -190,7 +190,7 @@ class Learner:
                     batch,
                     columns,
                     method=self.rule.gradient_method,
-                    verify=not self._fused_verified,
+                    verify=True,
                     keep_halves=self.rule.keeps_halves,
                     on_rows=self._progress(batch, display),
                 )
@@ -200,8 +200,8 @@ class Learner:
                     "because samples are not the layer's leading dimension. Set balance.gradients: passes"
                 ) from None
         self._check_finite(result, batch)
-        if not self._fused_verified:
-            self._fused_verified = True
+        if result.gradients.by_passes and not self._passes_reported:
+            self._passes_reported = True
             self._report_passes(result.gradients.by_passes)
         return result
 
@@ -217,12 +217,11 @@ class Learner:
         return on_rows
 
     def _report_passes(self, positions: tuple[int, ...]) -> None:
-        if positions:
-            names = [self.policy.names[i] for i in positions]
-            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            self._say(
-                f"one backward pass per reward for {count_of(len(names), 'parameter')} outside of fused layers: {shown}"
-            )
+        names = [self.policy.names[i] for i in positions]
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        self._say(
+            f"one backward pass per reward for {count_of(len(names), 'parameter')} outside of fused layers: {shown}"
+        )
 
     def _check_finite(self, result: PolicyGradients, batch: TrainingBatch) -> None:
         """Raise NonFiniteGradient before any coefficient or weight changes."""

@@ -95,6 +95,8 @@ class GradientStage:
         self.micro_batch = MicroBatch(micro_batch) if isinstance(micro_batch, int) else micro_batch
         self.scale = scale or LossScale(model.dtype)
         self.world = world or World()
+        self._verified: set[int] = set()
+        """Sizes of micro-batches whose fused gradients were compared with separate ones"""
 
     def combined(
         self, batch: TrainingBatch, advantage: Tensor, on_rows: Callable[[int], None] = lambda rows: None
@@ -114,8 +116,8 @@ class GradientStage:
     ) -> PolicyGradients:
         """One gradient for each column of advantages [N, J], and the shared gradient of base and KL.
 
-        ``verify``: compare one fused gradient with a separate backward pass. ``keep_halves``: as for
-        `GradientAccumulator`."""
+        ``verify``: compare one fused gradient of each size of micro-batch with a separate backward pass.
+        ``keep_halves``: as for `GradientAccumulator`."""
         return self._compute(_Request(batch, columns, True, self._on_policy, method, verify, keep_halves, on_rows))
 
     @property
@@ -143,7 +145,7 @@ class GradientStage:
             columns if request.per_column else 0,
             self.policy.parameters,
             request.method,
-            request.verify,
+            self._verified if request.verify else None,
             self.world.lockstep,
             self.model.dtype,
             request.keep_halves,
@@ -152,6 +154,7 @@ class GradientStage:
         silent = self._silent(request)
         if silent is not None:
             accumulator.count(batch.halves[silent.nonzero()[:, 0]])
+            request.on_rows(int(silent.sum()))
         for rows, level, regularize in batch.micro_batches(size, silent):
             # Do not assign the losses to a variable: their graph would stay in memory during the next forward pass.
             totals += self._differentiate(
@@ -187,7 +190,7 @@ class GradientStage:
         v_theta = self.model.velocity(sample.x_t, sample.t, conditioning)
         if scale != 1.0:
             v_theta.register_hook(lambda gradient: gradient * scale)
-        loss = self.loss.terms(v_theta, v_old, sample).times(request.batch.weights[rows, level])
+        loss = self.loss.terms(v_theta, v_old, sample)
         return loss, None if v_ref is None else reference_divergence(v_theta, v_ref)
 
     def _differentiate(
