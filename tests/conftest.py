@@ -9,6 +9,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MKL_CBWR"] = "AUTO"  # as the command line does, but here torch is used before it
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tools/
