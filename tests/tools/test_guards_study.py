@@ -88,6 +88,8 @@ def test_nothing_is_judged_before_all_is_there(folders: tuple[Path, Path, Path])
     judged = judge(guards, unguarded, alone)
     assert len(judged.missing) == len(UNGUARDED_SEEDS)
     assert all("not measured yet" in sentence for sentence in judged.sentences)
+    shutil.rmtree(unguarded)
+    assert len(judge(guards, unguarded, alone).missing) == 2 * len(UNGUARDED_SEEDS), "no job of that folder has ended"
 
 
 @pytest.mark.full

@@ -179,7 +179,8 @@ def judge(guards: Path, unguarded: Path, specialists: Path) -> Guarded:
 
 def _results(folder: Path) -> dict[str, dict[int, JobResult]]:
     done = [result for result in read_results(folder).values() if result.failed is None]
-    return {m: {result.seed: result for result in of} for m, of in results_by_method(done).items()}
+    by_method = results_by_method(done) if done else {}
+    return {m: {result.seed: result for result in of} for m, of in by_method.items()}
 
 
 def _gain(reward: str, trained: Mapping[int, JobResult], base: Mapping[int, JobResult]) -> float:

@@ -17,8 +17,8 @@ MESSAGES = {"train": "stopped before the first step; nothing to save"}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, by default with the arguments of this process. Exit codes are those of errors.py."""
-    # Without it MKL rounds by where in memory a matrix lies, on some processors, and a resumed run has other last digits
-    # than an uninterrupted one. It is read when MKL is first used.
+    # Without it MKL rounds by where in memory a matrix lies, on some processors: a resumed run would have other last
+    # digits than an uninterrupted one. MKL reads it when it is first used.
     os.environ.setdefault("MKL_CBWR", "AUTO")
     given = sys.argv[1:] if arguments is None else arguments
     command = next((argument for argument in given if not argument.startswith("-")), "")
