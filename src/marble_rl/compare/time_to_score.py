@@ -109,7 +109,8 @@ def learning_curve(group: Sequence[JobResult], shares: Shares) -> list[CurveMean
 def times_to_score(group: Sequence[JobResult], reference: Sequence[JobResult], shares: Shares) -> list[TimeToScore]:
     """One for each of FRACTIONS; none where one of them has no curve, clocks differ, or the reference gains nothing."""
     ours, theirs = _curves(group, shares), _curves(reference, shares)
-    if not ours or not theirs or len({result.clock for result in (*group, *reference)}) > 1:
+    clocks = {result.clock for result in (*group, *reference) if result.curve}
+    if not ours or not theirs or len(clocks) > 1:
         return []
     end = float(np.mean([curve.progress[-1] for curve in theirs.values()]))
     if end <= 0:

@@ -34,9 +34,7 @@ from marble_rl.inference.opening import Opened
 from marble_rl.intervals import Interval
 from marble_rl.losses.base import Loss
 from marble_rl.losses.registry import LOSSES
-from marble_rl.rewards.core.scoring import Scorer
 from marble_rl.runs.checkpoint import restoring
-from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.log import Display
 from marble_rl.storage import Record
 from marble_rl.training.batch import TrainingBatch, training_batch
@@ -76,9 +74,7 @@ def measure_levels(
     assert opened.checkpoint is not None
     config = measuring(opened.config)
     names, size = config.trained_rewards, opened.policy.flat.numel()
-    inputs = check_inputs(config)
-    _load_rewards(inputs.scorer, opened, console)
-    source = experience_source(config, inputs, opened)
+    source = experience_source(config, opened, console)
     display = Display(Console(quiet=True), batches, 0, names, 1)
     alone = {"timesteps_per_sample": None, "kl_weight": 0.0}
     loss = LOSSES.part_of(config.loss)(config.loss.model_copy(update=alone))
@@ -112,11 +108,6 @@ def at_level(batch: TrainingBatch, level: Tensor) -> TrainingBatch:
         experts=batch.experts.gather(1, column),
         regularized=torch.zeros(column.shape, dtype=torch.bool),
     )
-
-
-def _load_rewards(scorer: Scorer, opened: Opened, console: Console) -> None:
-    for remark in scorer.load(opened.model.device):
-        console.print(remark, markup=False, soft_wrap=True)
 
 
 def _judged(

@@ -26,7 +26,7 @@ from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import PromptCache
 from marble_rl.runs.checkpoint import Checkpoint, restoring
-from marble_rl.runs.inputs import RunInputs, check_inputs
+from marble_rl.runs.inputs import check_inputs
 from marble_rl.runs.log import Display
 from marble_rl.training.batch import training_batch
 from marble_rl.training.experience import Experience, ExperienceSource
@@ -77,11 +77,8 @@ def measure(
     config = measuring(opened.config)
     k, size = len(config.trained_rewards), opened.policy.flat.numel()
     check_space(scratch, batches, gradients=k + 2, parameters=size)
-    inputs = check_inputs(config)
-    for remark in inputs.scorer.load(opened.model.device):
-        console.print(remark, markup=False, soft_wrap=True)
     model, policy, names, seed = opened.model, opened.policy, config.trained_rewards, config.trainer.seed
-    source = experience_source(config, inputs, opened)
+    source = experience_source(config, opened, console)
     display = Display(Console(quiet=True), batches, 0, names, 1)
     balance = RULES.part_of(config.balance)
     weights = weight_vector(names, balance.sum_weights(config.balance))
@@ -116,9 +113,12 @@ def measure(
     return Measured(names, images, products, advantages, steps, samples, every, alpha_bar)
 
 
-def experience_source(config: RunConfig, inputs: RunInputs, opened: Opened) -> ExperienceSource:
-    """Samples and scores with the run's policy."""
+def experience_source(config: RunConfig, opened: Opened, console: Console) -> ExperienceSource:
+    """Samples with the run's policy, and scores with its rewards, which are loaded."""
     assert opened.policy is not None
+    inputs = check_inputs(config)
+    for remark in inputs.scorer.load(opened.model.device):
+        console.print(remark, markup=False, soft_wrap=True)
     return ExperienceSource(config, inputs, opened.model, opened.policy, PromptCache(opened.model), World())
 
 
