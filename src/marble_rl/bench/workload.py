@@ -15,6 +15,7 @@ from torch import Tensor
 from marble_rl.balancing.earlier import WEIGHTED_SUM as WEIGHTED_SUM_MOMENTUM
 from marble_rl.balancing.fair import Fair, FairSettings
 from marble_rl.balancing.harmonizer import Harmonizer
+from marble_rl.balancing.momenta import STORED_AS
 from marble_rl.config.run import OptimizerConfig
 from marble_rl.gradients.accumulate import Method
 from marble_rl.losses.nft import Nft, NftSettings
@@ -155,7 +156,9 @@ class Workload:
             names = [str(i) for i in range(rewards)]
             rule = Fair(FairSettings(type="fair"), names, adv_clip=5.0, seed=0)
             flat = self.policy.flat.detach()
-            rule.load_tensors({name: torch.randn_like(flat) for name in (*names, WEIGHTED_SUM_MOMENTUM)})
+            rule.load_tensors(
+                {name: torch.randn_like(flat, dtype=STORED_AS) for name in (*names, WEIGHTED_SUM_MOMENTUM)}
+            )
             rule.load_state_dict({"counted": [1.0] * rewards})
             self._fair[rewards] = rule
         return self._fair[rewards]
