@@ -75,6 +75,8 @@ class Whole:
     """configs/mini-large.yaml: with larger batches"""
     rare: Study | None = None
     """configs/mini-rare.yaml: specialists in few prompts"""
+    closely: Study | None = None
+    """configs/mini-rare.yaml: part E of the plan, other seeds and more images; its denominators are those of `rare`"""
     many: Study | None = None
     """configs/mini-many.yaml: eight rewards"""
     guarded: Guarded | None = None
@@ -82,11 +84,11 @@ class Whole:
 
     @property
     def every(self) -> list[Study]:
-        parts = (self.study, self.conflict, self.large, self.rare, self.many)
+        parts = (self.study, self.conflict, self.large, self.rare, self.closely, self.many)
         return [part for part in parts if part is not None]
 
 
-PARTS = ("conflict", "large", "rare", "many")
+PARTS = ("conflict", "large", "rare", "closely", "many")
 """Folders of the parts."""
 
 

@@ -67,8 +67,9 @@ def results_page(whole: Whole) -> str:
 
 def _registered(whole: Whole) -> dict[str, Judged]:
     """By name, the parts of the plan of which there are results."""
-    studies = {"A": whole.rare, "B": whole.study, "C": whole.many}
-    return {name: judge(study.results, PARTS[name]) for name, study in studies.items() if study is not None}
+    studies = {"A": whole.rare, "E": whole.closely, "B": whole.study, "C": whole.many}
+    alone = [] if whole.rare is None else whole.rare.results
+    return {name: judge(study.results, PARTS[name], alone) for name, study in studies.items() if study is not None}
 
 
 def paper_page(whole: Whole) -> str:
@@ -113,7 +114,7 @@ def tables_page(whole: Whole) -> str:
         large_notes=[] if large is None else notes(large.table),
         others={
             PARTS[name].about.capitalize(): (_tables(part.table), notes(part.table))
-            for name, part in (("A", whole.rare), ("C", whole.many))
+            for name, part in (("A", whole.rare), ("E", whole.closely), ("C", whole.many))
             if part is not None
         },
         longest=max((r.train_seconds + r.evaluate_seconds) / 60 for part in whole.every for r in part.results),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from marble_rl.errors import InputError
 from marble_rl.models.attention import HEAD, check_backward, choose_backend, leave_norms_plain
+from marble_rl.models.cpu_products import use_onednn
 from marble_rl.models.experts import LOADED_WITH, parts_of
 from marble_rl.models.lora_files import locate_parts, lora_name
 from marble_rl.models.lora_formats import LoraFormat, write_lora
@@ -93,6 +94,8 @@ class DiffusionModel(ABC):
         self, pipeline: Any, device: torch.device, text_length: int | None = None, guidance: float | None = None
     ) -> None:
         self.check_settings(text_length, guidance)
+        if device.type == "cpu":
+            use_onednn()
         self.pipeline = pipeline
         self.pipeline.set_progress_bar_config(disable=True)
         self.device = device
