@@ -22,7 +22,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started under nohup
 import pytest
 import torch
 
+from marble_rl.models.cpu_products import use_onednn
+
 torch.set_num_threads(1)
+use_onednn()  # as the first model does, so that the order of tests does not matter
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
+from marble_rl.models.cpu_products import use_onednn
 from tools.mini.base import train_base
 from tools.mini.training import Bar, Resumable, bars
 from tools.mini_video.autoencoder import encode, new_autoencoder, train_autoencoder
@@ -56,6 +57,7 @@ class Recipe:
 def build(out: Path, recipe: Recipe, console: Console) -> None:
     """Train all parts that are not in ``out`` yet."""
     torch.set_num_threads(recipe.threads)
+    use_onednn()
     with bars(console) as bar:
         vae = _autoencoder(out, recipe, bar)
         base = _base(out, recipe, vae, bar)

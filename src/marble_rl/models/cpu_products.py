@@ -1,12 +1,11 @@
 """Matrix products and attention in float32 on AMD processors with AVX-512.
 
-torch multiplies float32 matrices by MKL, which uses AVX-512 on Intel's processors only. oneDNN, which torch brings along
-as well, uses it on AMD's, too, and is about twice as fast there (docs/performance.md). torch has no setting that says
-"oneDNN, but in float32". It takes oneDNN where products may be rounded to bfloat16; oneDNN makes use of that permission
-only with AMX, and no AMD processor has AMX. So the setting is for these processors alone, and stays only if a product
-comes out as accurate as MKL's.
+torch multiplies float32 matrices by MKL, which uses AVX-512 on Intel's processors only. oneDNN, which torch brings
+along, uses it on AMD's, too (docs/performance.md). torch has no setting for "oneDNN, in float32". It takes oneDNN where
+products may be rounded to bfloat16, and oneDNN makes use of that permission only with AMX, which no AMD processor has.
+So the setting is for these processors alone, and stays only if a product comes out as accurate as MKL's.
 
-torch's own attention multiplies small blocks, one by one, and each is a call of oneDNN that costs more than the block.
+torch's own attention multiplies small blocks one by one, and each is a call of oneDNN that costs more than the block.
 `attention` multiplies those of all heads at once.
 """
 
@@ -33,20 +32,21 @@ def use_onednn() -> bool:
     """From now on multiply by oneDNN, in the whole process, if this processor gains by it; whether it does."""
     if not _gains():
         return False
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = products.fp32_precision
+    products.fp32_precision = "bf16"
     if _error() > ACCURATE:
-        torch.backends.mkldnn.matmul.fp32_precision = before
+        products.fp32_precision = before
         return False
     F.scaled_dot_product_attention = attention
     return True
 
 
 def _gains() -> bool:
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.12 and later
-    of = capabilities.get
-    amd = "AMD" in str(of("cpu_name"))
-    return amd and bool(of("avx512_f")) and not of("amx_tile") and torch.backends.mkldnn.is_available()
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.12 and later
+    has = capabilities.get
+    amd = "AMD" in str(has("cpu_name"))
+    return amd and bool(has("avx512_f")) and not has("amx_tile") and torch.backends.mkldnn.is_available()
 
 
 def _error() -> float:
