@@ -13,44 +13,22 @@ Exit code 1 if anything differs.
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from marble_rl.models.lora_files import folded, read_lora_file
+from tools.work_trees import HERE, Tree, work_tree
 
-HERE = Path(__file__).resolve().parents[1]
 TINY, DEMO = "configs/tiny.yaml", "configs/mini-demo.yaml"
 
 
-@dataclass(frozen=True)
-class Tree:
-    """A work tree whose code runs in processes of their own."""
-
-    root: Path
-
-    def python(self, *arguments: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1"}
-        subprocess.run(
-            [sys.executable, *arguments], cwd=self.root, env=environment, check=True, stdout=subprocess.DEVNULL
-        )
-
-    def marble(self, *arguments: str) -> None:
-        typer.echo(f"[{self.root.name}] marble {' '.join(arguments)}", err=True)
-        self.python("-m", "marble_rl.cli", *arguments)
-
-    def train(self, config: str, out: Path, *arguments: str) -> str:
-        """The digest of the LoRA that a training gives."""
-        self.marble("train", config, "--out", str(out), *arguments)
-        return digest(out / "lora")
+def lora_of(tree: Tree, config: str, out: Path, *arguments: str) -> str:
+    """The digest of the LoRA that a training gives."""
+    tree.marble("train", config, "--out", str(out), *arguments)
+    return digest(out / "lora")
 
 
 def digest(lora: Path) -> str:
@@ -61,20 +39,6 @@ def digest(lora: Path) -> str:
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-@contextmanager
-def work_tree(name: str, scratch: Path) -> Iterator[Tree]:
-    """A folder, or a checkout of a git revision that is removed in the end."""
-    if Path(name).is_dir():
-        yield Tree(Path(name).resolve())
-        return
-    folder = scratch / "old"
-    subprocess.run(["git", "-C", str(HERE), "worktree", "add", "--quiet", "--detach", str(folder), name], check=True)
-    try:
-        yield Tree(folder)
-    finally:
-        subprocess.run(["git", "-C", str(HERE), "worktree", "remove", "--force", str(folder)], check=True)
-
-
 def compare(old: Tree, new: Tree, steps: int, scratch: Path) -> dict[str, tuple[str, str]]:
     """Digests by training: (old, new)."""
     model = scratch / "tiny-sd3"
@@ -82,15 +46,15 @@ def compare(old: Tree, new: Tree, steps: int, scratch: Path) -> dict[str, tuple[
     tiny = ("--set", f"model.path={model}")
     few = ("--set", f"trainer.steps={steps}")
     digests = {
-        TINY: (old.train(TINY, scratch / "old-tiny", *tiny), new.train(TINY, scratch / "new-tiny", *tiny)),
+        TINY: (lora_of(old, TINY, scratch / "old-tiny", *tiny), lora_of(new, TINY, scratch / "new-tiny", *tiny)),
         f"{DEMO}, {steps} steps": (
-            old.train(DEMO, scratch / "old-demo", *few),
-            new.train(DEMO, scratch / "new-demo", *few),
+            lora_of(old, DEMO, scratch / "old-demo", *few),
+            lora_of(new, DEMO, scratch / "new-demo", *few),
         ),
     }
     begun = scratch / "begun"
-    old.train(TINY, begun, *tiny, "--set", "trainer.steps=20")
-    resumed = new.train(TINY, begun, *tiny, "--resume")
+    lora_of(old, TINY, begun, *tiny, "--set", "trainer.steps=20")
+    resumed = lora_of(new, TINY, begun, *tiny, "--resume")
     digests[f"{TINY}, begun in the old tree and resumed in the new"] = (digests[TINY][0], resumed)
     new.marble("evaluate", str(scratch / "old-tiny"))
     new.marble("export", str(scratch / "old-tiny"), "--out", str(scratch / "exported"))
