@@ -44,9 +44,7 @@ def _train(tree: Tree, out: Path, config: str, settings: list[str], steps: int) 
 def main(
     old: Annotated[str, typer.Argument(help="Folder of another work tree, or a git revision.")],
     config: Annotated[str, typer.Option(help="A config that both trees have.")] = "configs/mini-study.yaml",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of both; may be repeated.")
-    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of both; may be repeated.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed.")] = 6,
     rounds: Annotated[int, typer.Option(min=1, help="Comparisons.")] = 3,
 ) -> None:

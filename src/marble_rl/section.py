@@ -21,8 +21,8 @@ from pydantic import (
 
 from marble_rl.errors import suggestion
 
-MINI = "mini"
-"""Model path that stands for the small model inside the package."""
+MINI, MINI_VIDEO = "mini", "mini-video"
+"""Model paths that stand for the small pipelines inside the package, of images and of videos."""
 FOLDER = "folder"
 """Key of pydantic's validation context: the folder of the config that is being loaded."""
 UNKNOWN_TYPE = "unknown_type"
@@ -85,7 +85,7 @@ def _absolute_file(path: Path, info: ValidationInfo) -> Path:
 def _absolute_model(path: str, info: ValidationInfo) -> str:
     local = Path(os.path.expanduser(check_path(path)))
     folder = (info.context or {}).get(FOLDER)
-    if folder is None or path == MINI:
+    if folder is None or path in (MINI, MINI_VIDEO):
         return path
     for candidate in (folder / local, local):  # the current folder is where `--set` is typed
         if os.path.exists(check_path(candidate)):
@@ -100,8 +100,8 @@ FilePath = Annotated[Path, AfterValidator(_absolute_file)]
 """A file or folder on this machine. Relative ones count from the config's folder, and are made absolute when it is
 loaded."""
 ModelPath = Annotated[str, AfterValidator(_absolute_model)]
-"""A hub id, a folder or file on this machine, or `mini`. What lies in the config's folder or in the current one is made
-absolute when the config is loaded; anything else is an id on the hub."""
+"""A hub id, a folder or file on this machine, `mini` or `mini-video`. What lies in the config's folder or in the
+current one is made absolute when the config is loaded; anything else is an id on the hub."""
 
 
 def explain(error: ValidationError, section: type[BaseModel], tree: Any, prefix: str = "") -> list[str]:

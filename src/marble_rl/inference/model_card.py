@@ -12,8 +12,7 @@ import yaml
 
 from marble_rl.config import RunConfig
 from marble_rl.errors import count_of
-from marble_rl.mini import embedded
-from marble_rl.models import PIPELINE
+from marble_rl.mini import PIPELINE, embedded
 from marble_rl.models.base import DiffusionModel
 from marble_rl.models.experts import LOADED_WITH, adapted_parts
 from marble_rl.models.lora_files import lora_name

@@ -11,8 +11,8 @@ import torch
 
 from marble_rl import hub
 from marble_rl.config import RunConfig
-from marble_rl.mini import embedded
-from marble_rl.models import PIPELINE, adapter_of, check_model_path
+from marble_rl.mini import PIPELINE, embedded
+from marble_rl.models import adapter_of, check_model_path
 from marble_rl.models.base import DiffusionModel
 
 

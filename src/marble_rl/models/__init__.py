@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from marble_rl import hub
 from marble_rl.errors import InputError
-from marble_rl.mini import embedded
+from marble_rl.mini import PIPELINE, embedded
 from marble_rl.section import shown
 from marble_rl.storage import read_json
 
@@ -28,8 +28,6 @@ FAMILIES = {
 }
 """diffusers' pipeline class -> our model class. To add a family: one file in this folder and one line here."""
 
-
-PIPELINE = "pipeline"
 LIBRARIES = ("diffusers", "transformers", None)
 """That the parts of a pipeline may come from; None: there is no such part."""
 
@@ -42,7 +40,8 @@ def check_model_path(path: str, key: str = "model.path") -> None:
         _check_safetensors(folder, key)
     elif hub.looks_local(path) or path.count("/") != 1:
         raise InputError(
-            f"{key}: no such folder: {path}. Give a folder in diffusers' format, a hub id owner/name, or mini"
+            f"{key}: no such folder: {path}. Give a folder in diffusers' format, a hub id owner/name, mini, or "
+            "mini-video"
         )
 
 

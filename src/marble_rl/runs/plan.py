@@ -18,8 +18,8 @@ from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.devices import pick_device
 from marble_rl.errors import InputError, count_of
-from marble_rl.mini import embedded
-from marble_rl.models import PIPELINE, adapter_of
+from marble_rl.mini import PIPELINE, embedded
+from marble_rl.models import adapter_of
 from marble_rl.models.parts import TRANSFORMERS, VAE
 from marble_rl.models.precision import BITS, memory_settings
 from marble_rl.prompts import PromptSet

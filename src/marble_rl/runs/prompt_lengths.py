@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marble_rl.config import RunConfig
-from marble_rl.mini import embedded
-from marble_rl.models import PIPELINE, adapter_of
+from marble_rl.mini import PIPELINE, embedded
+from marble_rl.models import adapter_of
 
 
 @dataclass(frozen=True)
