@@ -13,6 +13,7 @@ from rich.console import Console
 from marble_rl.models import load_model
 from tools.mini.base import train_base
 from tools.mini.training import Resumable
+from tools.mini_video.autoencoder import LATENT_CHANNELS
 from tools.mini_video.base import TEXT_LENGTH, VideoBase, words
 from tools.mini_video.build import Recipe, build
 from tools.mini_video.scenes import FRAMES, SOURCES, draw_clip
@@ -33,7 +34,7 @@ def test_every_caption_has_a_token_for_each_word_and_fits() -> None:
 
 def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tools.mini.training.SAVE_EVERY", 2)
-    latents = torch.randn(8, 16, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    latents = torch.randn(8, LATENT_CHANNELS, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     captions = ["a red star falls"] * 8
 
     def trained(base: VideoBase, training: Resumable) -> dict[str, torch.Tensor]:
@@ -64,4 +65,4 @@ def test_plain_diffusers_opens_what_is_built(tmp_path: Path) -> None:
     size = {"height": 64, "width": 64, "num_frames": FRAMES, "num_inference_steps": 2}
     clip = pipeline("a red star falls", guidance_scale=1.0, max_sequence_length=TEXT_LENGTH, output_type="np", **size)
     assert clip.frames.shape == (1, FRAMES, 64, 64, 3)
-    assert load_model(str(tmp_path / "pipeline"), torch.device("cpu")).latent_shape(64, 64, FRAMES) == (16, 4, 8, 8)
+    assert load_model(str(tmp_path / "pipeline"), torch.device("cpu")).latent_shape(64, 64, FRAMES) == (LATENT_CHANNELS, 4, 8, 8)

@@ -14,15 +14,15 @@ from marble_rl.mini.shapes import SIZE
 from marble_rl.seeding import generator
 from tools.mini.autoencoder import FACTOR, LATENT_CHANNELS
 from tools.mini.muon import Muon
+from tools.mini.schedule import warm_up_and_fall
 from tools.mini.tokenizers import clip_tokenizer, t5_tokenizer, token_ids
-from tools.mini.training import Average, Resumable, Stateful
+from tools.mini.training import Average, Resumable, stateful
 
 TEXT_LENGTH = 14
 """Tokens that each text encoder gets; no caption of the world is longer than 12."""
 WIDTH = 96
 CLIP_WIDTH = WIDTH // 2
 EMA_DECAY = 0.99
-WARM_UP = 100
 
 
 @dataclass
@@ -100,14 +100,8 @@ def train_base(
     average = Average(parameters, EMA_DECAY)
     matrices, others = _by_kind(base)
     optimizers = [Muon(matrices, lr=lr), torch.optim.AdamW(others, lr=lr / 2, weight_decay=1e-2, betas=(0.9, 0.98))]
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(o, lambda step: min((step + 1) / WARM_UP, 1 - step / steps))
-        for o in optimizers
-    ]
-    parts: dict[str, Stateful] = {"base": base, "average": average}
-    parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
-    parts |= {f"schedule {i}": schedule for i, schedule in enumerate(schedules)}
-    for step in training.steps(steps, parts):
+    schedules = [warm_up_and_fall(optimizer, steps) for optimizer in optimizers]
+    for step in training.steps(steps, stateful({"base": base, "average": average}, optimizers, schedules)):
         dice = generator(seed, "base", step)
         rows = torch.randint(len(latents), (batch,), generator=dice)
         x0 = latents[rows]

@@ -19,7 +19,8 @@ WEIGHT_DECAY = 0.01
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices only. The learning rate is on AdamW's scale: an entry changes by about 0.2 of it in a step."""
+    """For matrices, and kernels of convolutions, which are taken for matrices with a row for each output channel. The
+    learning rate is on AdamW's scale: an entry changes by about 0.2 of it in a step."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -30,9 +31,9 @@ class Muon(torch.optim.Optimizer):
             lr = group["lr"]
             used = [p for p in group["params"] if p.grad is not None]
             for parameters, update in _same_shapes(used, [self._momentum(p) for p in used]):
+                scale = 0.2 * max(update.shape[1:]) ** 0.5
                 for parameter, direction in zip(parameters, orthogonal(update), strict=True):
-                    scale = 0.2 * max(parameter.shape) ** 0.5
-                    parameter.mul_(1 - lr * WEIGHT_DECAY).add_(direction, alpha=-lr * scale)
+                    parameter.mul_(1 - lr * WEIGHT_DECAY).add_(direction.view_as(parameter), alpha=-lr * scale)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         """Update the parameter's momentum; returns Nesterov's."""
@@ -49,7 +50,7 @@ def _same_shapes(parameters: list[Tensor], updates: list[Tensor]) -> Iterable[tu
     for parameter, update in zip(parameters, updates, strict=True):
         members, stacked = shapes.setdefault(parameter.shape, ([], []))
         members.append(parameter)
-        stacked.append(update)
+        stacked.append(update.flatten(1))
     return [(members, torch.stack(stacked)) for members, stacked in shapes.values()]
 
 

@@ -44,6 +44,14 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any) -> Any: ...
 
 
+def stateful(
+    parts: Mapping[str, Stateful], optimizers: Sequence[Stateful], schedules: Sequence[Stateful]
+) -> dict[str, Stateful]:
+    """All that a training changes, by name."""
+    numbered = {"optimizer": optimizers, "schedule": schedules}
+    return {**parts, **{f"{name} {i}": part for name, those in numbered.items() for i, part in enumerate(those)}}
+
+
 class Resumable:
     """The steps of one training. Given a file, its state is saved there now and then, and at the end."""
 
