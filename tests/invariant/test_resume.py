@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -168,6 +169,24 @@ def test_momenta_of_fair_balancing(config_file: Path, tmp_path: Path) -> None:
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     assert metrics(tmp_path / "whole")[3]["share/small"] > 0
     assert metrics(tmp_path / "whole")[4]["share/small"] == 0
+
+
+def test_the_second_epoch_of_a_rollout(config_file: Path, tmp_path: Path) -> None:
+    """The same images are trained on again, without another rollout; a run that is stopped in between samples them
+    again from the same old policy."""
+    twice = ("--set", "rollout.epochs=2")
+    train(config_file, tmp_path / "whole", *twice)
+    lines = metrics(tmp_path / "whole")
+    rewards = [line["reward/small"] for line in lines]
+    assert rewards[:2] == rewards[2:4] != rewards[4:6] == rewards[6:]
+    timed = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert ["time/rollout" in line for line in timed] == [True, False, False, False] * 2
+    assert lines[0]["loss/policy"] != lines[2]["loss/policy"], "new noise"
+    for steps in (3, 6):
+        train(config_file, tmp_path / "run", *twice, "--set", f"trainer.steps={steps}", "--resume-or-start")
+    train(config_file, tmp_path / "run", *twice, "--resume")
+    assert lora_bytes(tmp_path / "run") == lora_bytes(tmp_path / "whole")
+    assert metrics(tmp_path / "run") == lines
 
 
 def test_resuming_a_finished_run_changes_nothing(whole: Path, config_file: Path, tmp_path: Path) -> None:

@@ -65,4 +65,9 @@ def test_plain_diffusers_opens_what_is_built(tmp_path: Path) -> None:
     size = {"height": 64, "width": 64, "num_frames": FRAMES, "num_inference_steps": 2}
     clip = pipeline("a red star falls", guidance_scale=1.0, max_sequence_length=TEXT_LENGTH, output_type="np", **size)
     assert clip.frames.shape == (1, FRAMES, 64, 64, 3)
-    assert load_model(str(tmp_path / "pipeline"), torch.device("cpu")).latent_shape(64, 64, FRAMES) == (LATENT_CHANNELS, 4, 8, 8)
+    assert load_model(str(tmp_path / "pipeline"), torch.device("cpu")).latent_shape(64, 64, FRAMES) == (
+        LATENT_CHANNELS,
+        4,
+        8,
+        8,
+    )

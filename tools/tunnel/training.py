@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marble_rl.advantages import Scored, group_advantages
 from marble_rl.balancing.base import Balancer, Guarding
 from marble_rl.balancing.registry import RULES
 from marble_rl.config.run import OptimizerConfig
@@ -28,12 +26,11 @@ from marble_rl.training.batch import regularized
 from marble_rl.training.floors import Floors
 from marble_rl.training.update import Updater
 from marble_rl.types import RewardTable
+from tools.tunnel.rollouts import GROUP, SAMPLING_STEPS, SIGMAS, Rollout, roll_out, sample
 from tools.tunnel.rules import StepsAlongMomenta
-from tools.tunnel.world import PROMPTS, REGIMES, SIZE, SOURCES, Flow, Prompts, Regime, prompts, scored, train_base
+from tools.tunnel.world import REGIMES, SIZE, Flow, Regime, prompts, scored, train_base
 
 STEPS = 200
-GROUP = 8
-SAMPLING_STEPS = 6
 TIMESTEPS = 2
 EVALUATION_IMAGES = 8
 BASE_IMAGES = 32
@@ -44,7 +41,8 @@ LOSS = "loss."
 """Prefix of a setting of the loss: `fair:loss.noise=group`"""
 OLD_POLICY = "old_policy"
 """Setting that takes a preset: `fair:old_policy=slow`"""
-SIGMAS = torch.linspace(1, 0, SAMPLING_STEPS + 1)
+EPOCHS, SCOUTS = "rollout.epochs", "rollout.scouts"
+"""Settings of the rollouts: `fair:rollout.epochs=2`"""
 OPTIMIZER = OptimizerConfig(lr=4e-4)
 
 
@@ -98,29 +96,26 @@ class Settings:
     """By guard"""
     loss: Nft
     old_policy: OldPolicyConfig
+    epochs: int = 1
+    """How often a rollout is trained on"""
+    scouts: int = 1
+    """Candidates for each sample of a rollout"""
 
     @classmethod
     def of(cls, section: dict[str, Any]) -> Settings:
         def under(prefix: str) -> dict[str, Any]:
             return {key.removeprefix(prefix): value for key, value in section.items() if key.startswith(prefix)}
 
-        other = (GUARD, LOSS, OLD_POLICY)
+        other = (GUARD, LOSS, OLD_POLICY, EPOCHS, SCOUTS)
         require_name(section.get(OLD_POLICY, "on_policy"), list(OLD_POLICY_PRESETS), OLD_POLICY)
         return cls(
             {key: value for key, value in section.items() if not key.startswith(other)},
             {name: GuardConfig(floor=floor) for name, floor in under(GUARD).items()},
             Nft(NftSettings(**{**under(LOSS), "kl_weight": 0.0})),
             OLD_POLICY_PRESETS[section.get(OLD_POLICY, "on_policy")],
+            int(section.get(EPOCHS, 1)),
+            int(section.get(SCOUTS, 1)),
         )
-
-
-@torch.no_grad()
-def sample(model: Flow, of: Prompts, g: torch.Generator) -> Tensor:
-    """Euler steps from noise to x [N, SIZE]."""
-    x = torch.randn(len(of.y), SIZE, generator=g)
-    for sigma, after in itertools.pairwise(SIGMAS):
-        x = x + (after - sigma) * model(x, sigma.expand(len(x)), of.condition)
-    return x
 
 
 def evaluated(model: Flow, regime: Regime) -> dict[str, float]:
@@ -199,22 +194,23 @@ def _train(model: Flow, settings: Settings, regime: Regime, seed: int, steps: in
     updater = Updater(policy, OPTIMIZER, settings.old_policy, steps)  # type: ignore[arg-type]
     lengths = 0.0
     for step in range(steps):
-        batch, halves, group_ids, index = _draw(regime, seed, step)
-        x0 = sample(policy.old_model, batch, generator(seed, "tunnel/rollout", step))
-        table = scored(regime.rewards, x0, batch)
-        advantages = group_advantages(table.values, group_ids, table.applicable).clamp(-5, 5)
-        seen = Scored(table, group_ids, advantages, "group", 5.0)
-        readings = {name: reading(table, index, base_table(regime.name), name) for name in floors.guards}
+        number, epoch = divmod(step, settings.epochs)
+        if epoch == 0:
+            rollout = roll_out(policy.old_model, regime, seed, number, settings.scouts)
+            table, index = rollout.seen.table, rollout.index
+            readings = {name: reading(table, index, base_table(regime.name), name) for name in floors.guards}
         levels = floors.after({name: read for name, read in readings.items() if read is not None})
-        noised = _noised(x0, settings.loss.settings, seed, step)
-        gradient, state = _gradient(model, policy, settings.loss, rule, seen, noised, batch, halves, step, levels.rates)
-        floors.commit(levels, {})
+        noised = _noised(rollout.x0, settings.loss.settings, seed, step)
+        gradient, state = _gradient(model, policy, settings.loss, rule, rollout, noised, step, levels.rates)
+        if epoch + 1 == settings.epochs:
+            floors.commit(levels, {})
         old = policy.flat.clone()
         rule.commit(state)
         if isinstance(rule, StepsAlongMomenta):
             _replace_first_moment(updater, gradient, rule.first_moment())
         updater.apply(gradient, 0.0, step)
-        updater.update_old_policy(step + 1)
+        if epoch + 1 == settings.epochs:
+            updater.update_old_policy(step + 1)
         lengths += float((policy.flat - old).norm())
     policy.flat.copy_(policy.averages["ema"])
     return lengths / steps
@@ -260,40 +256,28 @@ def _gradient(
     policy: Policy,
     loss: Nft,
     rule: Balancer,
-    seen: Scored,
+    rollout: Rollout,
     noised: _Noised,
-    batch: Prompts,
-    halves: Tensor,
     step: int,
     rates: dict[str, float],
 ) -> tuple[Tensor, Any]:
     """The update's gradient [P], and the rule's new state."""
-    rows, sample = noised.rows, noised.sample
+    rows, sample, seen = noised.rows, noised.sample, rollout.seen
+    condition = rollout.batch.condition[rows]
     v_old = None
     if loss.needs_old(policy.on_policy):
         with torch.no_grad():
-            v_old = policy.old_model(sample.x_t, sample.t, batch.condition[rows])
-    terms = loss.terms(model(sample.x_t, sample.t, batch.condition[rows]), v_old, sample)
+            v_old = policy.old_model(sample.x_t, sample.t, condition)
+    terms = loss.terms(model(sample.x_t, sample.t, condition), v_old, sample)
     params = policy.parameters
     if rule.needs_gradients(step):
         base = None if v_old is None else noised.shared * terms.base
-        gradients = reward_gradients(terms.slope, base, seen.advantages[rows].float(), params, halves=halves[rows])
+        gradients = reward_gradients(
+            terms.slope, base, seen.advantages[rows].float(), params, halves=rollout.halves[rows]
+        )
         weighing = rule.weigh(step, gradients, rates) if isinstance(rule, Guarding) else rule.weigh(step, gradients)
         return weighing.weights.to(gradients.g) @ gradients.g + gradients.shared, weighing.state
     combination = rule.combine(step, seen)
     total = terms.base.mean() + (combination.advantage[rows].to(terms.slope) * terms.slope).mean()
     flat = torch.cat([part.flatten() for part in torch.autograd.grad(total, params)])
     return flat, combination.state
-
-
-def _draw(regime: Regime, seed: int, step: int) -> tuple[Prompts, Tensor, Tensor, Tensor]:
-    """The prompts of a rollout, GROUP samples each; their halves [N], group ids [N] and places in the split [N]."""
-    g = generator(seed, "tunnel/prompts", step)
-    chosen = []
-    for source, count in enumerate(regime.groups):
-        chosen.append(source * PROMPTS + torch.randperm(PROMPTS, generator=g)[:count])
-    index = torch.cat(chosen)
-    assert len(regime.groups) == SOURCES
-    groups = torch.arange(len(index)).repeat_interleave(GROUP)
-    index = index.repeat_interleave(GROUP)
-    return prompts("train").rows(index), groups % 2, groups, index

@@ -164,7 +164,7 @@ def finished(job: Job, scores: Scores, evaluate_seconds: float) -> JobResult:
         held_out=scores.held_out_rewards,
         **_per_prompt(weights),
         steps=job.config.trainer.steps if trained else 0,
-        images_per_step=rollout.groups * rollout.group_size // rollout.updates if trained else 0,
+        images_per_step=rollout.groups * rollout.group_size // rollout.steps_each if trained else 0,
         evaluate_seconds=round(evaluate_seconds, 3),
         **(_training(lines) if trained else {}),
         **(_curve(job, lines, weights.means) if trained else {}),

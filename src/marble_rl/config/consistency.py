@@ -65,8 +65,8 @@ def _changing_steps(config: RunConfig) -> list[int]:
     """The steps in which a reward may be switched on or off, ascending: the first rollout at or after an end of a
     schedule's pair. Not every step: there may be a billion."""
     ends = {end for reward in config.rewards for pair in reward.schedule or [] for end in pair if end is not None}
-    updates = config.rollout.updates
-    firsts = {-(-end // updates) * updates for end in {0, *ends}}
+    each = config.rollout.steps_each
+    firsts = {-(-end // each) * each for end in {0, *ends}}
     return sorted(step for step in firsts if step < config.trainer.steps)
 
 

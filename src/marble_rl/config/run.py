@@ -160,5 +160,5 @@ class RunConfig(Section):
     def rewards_off(self, step: int) -> list[str]:
         """Trained rewards that are off in the step after so many updates. A schedule is looked up once per rollout, at
         its first update: the images of all its updates are scored together."""
-        first = step - step % self.rollout.updates
+        first = step - step % self.rollout.steps_each
         return [reward.name for reward in self.rewards if not reward.held_out and not reward.on_at(first)]

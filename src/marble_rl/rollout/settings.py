@@ -48,7 +48,10 @@ class RolloutConfig(Section):
     """Images sampled at a time; null samples one group at a time. More than a group is faster for a small model: fewer
     passes for the same samples."""
     updates: PositiveInt = 1
-    """Optimizer updates per rollout; must divide groups."""
+    """Optimizer updates that the groups of a rollout are divided among; must divide groups."""
+    epochs: PositiveInt = 1
+    """How often a rollout is trained on, with new noise and noise levels each time. 2 takes half as many rollouts for
+    the same number of updates, and learns a little less in each (docs/performance.md)."""
     old_policy: Literal["on_policy", "default", "slow"] | OldPolicyConfig = "default"
     """How the old policy, which samples, follows the trained one: a mapping with flat, uprate and uphold, or a preset.
     Presets (flat, uprate, uphold): `on_policy` (0, 0, 0), `default` (0, 0.001, 0.5), `slow` (75, 0.0075, 0.999)."""
@@ -56,6 +59,11 @@ class RolloutConfig(Section):
     @property
     def old_policy_decay(self) -> OldPolicyConfig:
         return OLD_POLICY_PRESETS[self.old_policy] if isinstance(self.old_policy, str) else self.old_policy
+
+    @property
+    def steps_each(self) -> int:
+        """Optimizer steps between two rollouts."""
+        return self.updates * self.epochs
 
     @property
     def images_at_once(self) -> int:

@@ -103,9 +103,9 @@ class Journal(ExitStack):
         of the run or one that `images_every` falls on. ``step``: any of its updates.
 
         The grid is drawn beside the training; `log` waits for it, and raises what went wrong."""
-        every, updates = self._config.logging.images_every, self._config.rollout.updates
-        first, last = step - step % updates, self._config.trainer.steps - 1
-        if every is None or not any(s % every == 0 or s == last for s in range(first, first + updates)):
+        every, each = self._config.logging.images_every, self._config.rollout.steps_each
+        first, last = step - step % each, self._config.trainer.steps - 1
+        if every is None or not any(s % every == 0 or s == last for s in range(first, first + each)):
             return
         self._finish_images()  # of a rollout that was dropped
         with self._world.failing_together():

@@ -100,7 +100,7 @@ def plan(config: RunConfig, inputs: RunInputs, runs: Path = Path("runs")) -> Pla
     """``runs``: a folder of earlier runs, for times."""
     c = config.rollout
     images = c.groups * c.group_size
-    rollouts = math.ceil(config.trainer.steps / c.updates)
+    rollouts = math.ceil(config.trainer.steps / c.steps_each)
     reader = reader_of(config)
     sources = [
         source for name, split in _splits(inputs).items() for source in _sources(config, inputs, split, name, reader)

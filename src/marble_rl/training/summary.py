@@ -29,7 +29,7 @@ def introduction(config: RunConfig, out: Path, device: object, trained: int, fro
     named = {"objectives": c.objectives, "guards": tuple(c.guards), "evaluation only": held_out}
     rewards = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in named.items() if names)
     images = c.rollout.groups * c.rollout.group_size
-    updates = "" if c.rollout.updates == 1 else f" for {c.rollout.updates} steps"
+    updates = "" if c.rollout.steps_each == 1 else f" for {c.rollout.steps_each} steps"
     return [
         f"model {c.model.path} on {device}: trains {trained:,} LoRA parameters, {frozen:,} are frozen",
         f"{rewards}; rule: {c.balance.type}",

@@ -166,7 +166,8 @@ class Trainer:
     def _try_step(self) -> Metrics:
         """One optimizer update. Raises NonFiniteGradient before weights, optimizer or balancing rule have changed."""
         step, c, learner, display = self.step, self.config, self._learner, self._journal.display
-        index, update = divmod(step, c.rollout.updates)
+        index, since_rollout = divmod(step, c.rollout.steps_each)
+        update = since_rollout % c.rollout.updates
         if self._experience is None:
             self._experience = self._source.gather(index + learner.skips.total, step, display)
             self._journal.save_images(self._experience.rollout, step)
@@ -184,7 +185,7 @@ class Trainer:
             **levels.figures,
             "guard/clamped": float(experience.clamped[rows].sum()),
         }
-        last_of_rollout = update + 1 == c.rollout.updates
+        last_of_rollout = since_rollout + 1 == c.rollout.steps_each
         alarms: dict[str, str] = {}
         with self._interrupts.shielded():
             with display.stage("update"):
