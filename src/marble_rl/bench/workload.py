@@ -79,12 +79,12 @@ class Workload:
         dice = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = SD3Model(_pipeline(size), device, size.text_tokens)
+            self.model = SD3Model(random_pipeline(size), device, size.text_tokens)
         self.policy = LoraPolicy(
             self.model.transformer, LoraConfig(rank=size.rank, alpha=2 * size.rank), self.model.lora_targets, seed
         )
-        random = {n: 0.01 * torch.randn(t.shape, generator=dice) for n, t in self.policy.tensors(OLD).items()}
-        self.policy.load_tensors(OLD, random)
+        self._old = {n: 0.01 * torch.randn(t.shape, generator=dice) for n, t in self.policy.tensors(OLD).items()}
+        self.become_off_policy()
         self.updater = Updater(self.policy, OptimizerConfig(lr=1e-5), OldPolicyConfig(), steps=1)
         width = 64 * size.heads
         n = size.samples
@@ -108,6 +108,18 @@ class Workload:
         self._advantages = torch.randn(n, 1 + max(step.rewards for step in STEPS), generator=dice)
         self._fair: dict[int, Fair] = {}
 
+    def become_off_policy(self) -> None:
+        """Give the old policy other weights than the trained one's."""
+        self.policy.load_tensors(OLD, self._old)
+
+    def become_on_policy(self) -> None:
+        self.policy.blend(OLD, TRAINED, 0.0)
+
+    @property
+    def advantage(self) -> Tensor:
+        """[N]: of the weighted sum"""
+        return self._advantages[:, 0]
+
     @property
     def parameters(self) -> int:
         return sum(p.numel() for n, p in self.model.transformer.named_parameters() if "lora_" not in n)
@@ -129,7 +141,7 @@ class Workload:
         loss = Nft(NftSettings(regularize_every=step.regularize_every))
         stage = GradientStage(self.model, self.policy, loss, self.size.micro_batch)
         if not step.rewards:
-            return stage.combined(batch, self._advantages[:, 0])
+            return stage.combined(batch, self.advantage)
         advantages, keep_halves = self._advantages[:, :columns], not step.fair
         return stage.per_reward(batch, advantages, method=step.method, keep_halves=keep_halves)
 
@@ -148,7 +160,6 @@ class Workload:
             weights = harmonizer.refresh(g.gram[:k, :k]).weights
             gradient = weights.to(g.g) @ g.g[:k] + g.shared
         self.updater.apply(gradient, computed.base, 0)
-        assert not self.policy.equal(OLD, TRAINED)
 
     def _fair_rule(self, rewards: int) -> Fair:
         """With momenta, as after the first step of a run."""
@@ -164,7 +175,7 @@ class Workload:
         return self._fair[rewards]
 
 
-def _pipeline(size: Size) -> Any:
+def random_pipeline(size: Size) -> Any:
     """An SD3 pipeline without text encoders, whose transformer has the size of the benchmark."""
     from diffusers import (
         AutoencoderKL,
