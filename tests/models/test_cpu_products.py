@@ -13,7 +13,7 @@ from torch import Tensor
 from marble_rl.models import cpu_products
 from marble_rl.models.cpu_products import ACCURATE, LONGEST, attention
 
-choose: Any = cpu_products.use_onednn.__wrapped__  # without its cache
+choose: Any = cpu_products._switched.__wrapped__  # without its cache
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 RYZEN = {"cpu_name": "AMD Ryzen", "avx512_f": True, "amx_tile": False}
 

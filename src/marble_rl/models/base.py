@@ -94,8 +94,7 @@ class DiffusionModel(ABC):
         self, pipeline: Any, device: torch.device, text_length: int | None = None, guidance: float | None = None
     ) -> None:
         self.check_settings(text_length, guidance)
-        if device.type == "cpu":
-            use_onednn()
+        use_onednn(device)
         self.pipeline = pipeline
         self.pipeline.set_progress_bar_config(disable=True)
         self.device = device

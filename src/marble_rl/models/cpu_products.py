@@ -6,12 +6,11 @@ products may be rounded to bfloat16, and oneDNN makes use of that permission onl
 So the setting is for these processors alone, and stays only if a product comes out as accurate as MKL's.
 
 torch's own attention multiplies small blocks one by one, and each is a call of oneDNN that costs more than the block.
-`attention` multiplies those of all heads at once.
+`attention` multiplies those of several samples at once.
 """
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -19,17 +18,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from marble_rl.devices import CPU
+
 ACCURATE = 1e-6
 """Error of a product of float32 matrices, relative to its length; bfloat16 has 2e-3."""
 LONGEST = 512 * 512
-"""Queries times keys of a head, up to which all heads' attention weights are held at once."""
+"""Queries times keys, up to which all attention weights of a sample are computed at once."""
+IN_CACHE = 1 << 18
+"""Attention weights that are computed at once, if a sample has fewer"""
 
 _own = F.scaled_dot_product_attention
 
 
+def use_onednn(device: torch.device = CPU) -> bool:
+    """From now on multiply by oneDNN on the CPU, in the whole process, if a model is computed there and this processor
+    gains by it; whether it does."""
+    return device.type == "cpu" and _switched()
+
+
 @cache
-def use_onednn() -> bool:
-    """From now on multiply by oneDNN, in the whole process, if this processor gains by it; whether it does."""
+def _switched() -> bool:
     if not _gains():
         return False
     products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
@@ -56,6 +64,51 @@ def _error() -> float:
     return float((a @ b - exact).norm() / exact.norm())
 
 
+class _Attention(torch.autograd.Function):
+    """softmax(Q K^T scale) V for [B, heads, tokens, width], some samples at a time. The attention weights are computed
+    again in the backward pass, so that memory is linear in the tokens, as torch's own is."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.scale = scale
+        output = _tokens_first(query, value.shape[-1])
+        for rows in _parts(query, key):
+            output[rows] = _weights(query[rows], key[rows], scale) @ value[rows]
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        grads = [_tokens_first(x, x.shape[-1]) for x in (query, key, value)]
+        for rows in _parts(query, key):
+            q, k, v, g = query[rows], key[rows], value[rows], grad[rows]
+            weights = _weights(q, k, ctx.scale)
+            grads[2][rows] = weights.transpose(-2, -1) @ g
+            of_weights = g @ v.transpose(-2, -1)
+            of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).mul_(ctx.scale)
+            grads[0][rows] = of_scores @ k
+            grads[1][rows] = of_scores.transpose(-2, -1) @ q
+        return *grads, None
+
+
+def _weights(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    return ((query * scale) @ key.transpose(-2, -1)).softmax(-1)
+
+
+def _tokens_first(like: Tensor, width: int) -> Tensor:
+    """[B, heads, tokens, width], laid out as [B, tokens, heads, width]: joining the heads then needs no copy."""
+    batch, heads, tokens, _ = like.shape
+    return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
+
+
+def _parts(query: Tensor, key: Tensor) -> list[slice]:
+    """So many samples that their attention weights stay in the processor's cache."""
+    batch, heads, queries, _ = query.shape
+    size = max(1, IN_CACHE // (heads * queries * key.shape[-2]))
+    return [slice(start, start + size) for start in range(0, batch, size)]
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -66,12 +119,13 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch's `scaled_dot_product_attention`: softmax(Q K^T scale) V, for [..., heads, tokens, width]. With masks,
-    dropout or many tokens it is torch's own."""
-    short = query.shape[-2] * key.shape[-2] <= LONGEST
+    """torch's `scaled_dot_product_attention`. With masks, dropout, many tokens or autocast it is
+    torch's own."""
+    short = query.ndim == 4 and query.shape[-2] * key.shape[-2] <= LONGEST
     plain = attn_mask is None and dropout_p == 0 and not is_causal and not enable_gqa
-    if not (short and plain and query.device.type == "cpu" and query.dtype == torch.float32):
+    products = query.device.type == "cpu" and query.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if not (short and plain and products):
         given: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         return _own(query, key, value, attn_mask, **given, enable_gqa=enable_gqa)
-    scaled = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    return (scaled @ key.transpose(-2, -1)).softmax(-1) @ value
+    output: Tensor = _Attention.apply(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
+    return output
