@@ -37,8 +37,8 @@ class Recipe:
     autoencoder_clips: int = 3_000
     autoencoder_spoilt: float = 0.35
     """Share of clips with a flaw."""
-    autoencoder_steps: int = 4_000
-    autoencoder_batch: int = 16
+    autoencoder_steps: int = 9_000
+    autoencoder_batch: int = 8
     base_clips: int = 12_000
     base_spoilt: float = 0.3
     base_miscaptioned: float = 0.06
