@@ -12,6 +12,7 @@ import yaml
 
 from marble_rl.config import RunConfig, load_config
 from marble_rl.errors import InputError
+from marble_rl.gradients.accumulate import SAMPLED, buffer_numbers
 from marble_rl.losses.nft import Nft
 from marble_rl.memory.allocations import Allocations
 from marble_rl.memory.empty_model import build_empty, config_folder
@@ -78,7 +79,7 @@ def test_passes_take_what_they_really_take(
     model: Any = load_model(config.model.path, CPU, 16, memory=memory_settings(config.model, CPU))
     policy = LoraPolicy(model.transformer, config.lora, model.lora_targets, seed=0)
     assert found.parameters["adapter"] == policy.flat.numel()
-    assert found.gradient_buffer == 2 * (3 + 2) * policy.flat.numel() * 4
+    assert found.gradient_buffer == buffer_numbers(3 + 1, policy.flat.numel(), SAMPLED) * 4
     if kl_weight:  # otherwise on-policy as well: nothing but the rewards' own gradients
         policy.load_tensors("old", {name: tensor + 0.1 for name, tensor in policy.tensors("old").items()})
     prompts = load_prompts(config.prompts.train, "prompts.train").draw(0, 0, 4)
@@ -90,7 +91,7 @@ def test_passes_take_what_they_really_take(
     with Allocations() as trained:
         policy_gradients(model, policy, batch, columns, config.loss, per_column=True, micro_batch=4)
     expected = found.gradient_buffer + (found.training_checkpointed if checkpointing else found.training)
-    assert 0.85 < expected / trained.peak < 1.2
+    assert 0.85 < expected / trained.peak < 1.25
     expected = max(found.sampling, found.decoding) + found.rollout + found.images
     assert 0.85 < expected / sampled.peak < 1.2
 
@@ -126,9 +127,9 @@ def test_what_saves_memory_saves_it(tiny_sd3: Path, tmp_path: Path) -> None:
     assert few.training < plain.training
     assert small.decoding <= few.decoding < plain.decoding / 2
     assert few.gradient_buffer == few.parameters["adapter"] * 4, "one row: what an ordinary step accumulates"
-    assert plain.gradient_buffer == 2 * 5 * few.gradient_buffer
+    assert plain.gradient_buffer == pytest.approx((5 + 4 / SAMPLED) * few.gradient_buffer, rel=1e-3)
     fair = found("balance={type: fair}")
-    assert fair.gradient_buffer == 5 * few.gradient_buffer, "halves are not kept apart"
+    assert fair.gradient_buffer == 5 * few.gradient_buffer, "halves are not compared"
     assert (plain.rule, fair.rule) == (0, 4 * few.gradient_buffer / 2), "four momenta in bfloat16"
     assert fair.resident == plain.resident + fair.rule
 

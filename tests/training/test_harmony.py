@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from marble_rl.compare.statistics import Scale
-from marble_rl.training.harmony import Signal, in_batch_harmony, other_half_harmony, products_of_halves
+from marble_rl.training.harmony import Signal, agreement_of_halves, in_batch_harmony, other_half_harmony
 from reference import cosine, z_score_means
 
 REWARDS = 4
@@ -125,7 +125,7 @@ def halves(source, share, size=400):
 
 def after(signal, h1, h2):
     g = (h1 + h2) / 2
-    return signal.after(g.square().sum(1), products_of_halves(half_products(h1, h2)))
+    return signal.after(g.square().sum(1), agreement_of_halves(half_products(h1, h2)))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])

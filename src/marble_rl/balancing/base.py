@@ -106,8 +106,8 @@ class Balancer(ABC):
     solves: ClassVar[bool] = False
     """Whether the rule solves the QP, so that `qp/kkt_residual` should be near 0"""
     keeps_halves: ClassVar[bool] = True
-    """Whether the gradients of two halves of a batch are kept apart, which tells signal from noise. A rule that
-    remembers gradients can do without, in half of the memory: it returns `Weighing.elsewhere` in place of it"""
+    """Whether two halves of a batch are measured against each other, which tells signal from noise. A rule that
+    remembers gradients can do without: it returns `Weighing.elsewhere` in place of it"""
     uses_priorities: ClassVar[bool] = False
     """Whether `rewards[].priority` means something to the rule; if not, a priority is refused"""
 

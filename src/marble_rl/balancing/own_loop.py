@@ -92,7 +92,7 @@ class OwnLoop(ABC):
             columns = k if coefficients is None else 0
             self._verified = set() if self._verified is None else self._verified
             self._sums = LossAccumulator(
-                columns, trained, verified=self._verified, computed_in=torch.bfloat16, keep_halves=False
+                columns, trained, verified=self._verified, computed_in=torch.bfloat16, halves_on=0
             )  # the loop may use autocast: bfloat16 sets the tolerance
         if isinstance(losses, AffineLoss):
             _only_for_scalars(shared=shared, through=through)

@@ -17,7 +17,7 @@ from marble_rl.balancing.fair import Fair, FairSettings
 from marble_rl.balancing.harmonizer import Harmonizer
 from marble_rl.balancing.momenta import STORED_AS
 from marble_rl.config.run import OptimizerConfig
-from marble_rl.gradients.accumulate import Method
+from marble_rl.gradients.accumulate import SAMPLED, Method, buffer_numbers
 from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
 from marble_rl.models.sd3 import SD3Conditioning, SD3Model
@@ -129,8 +129,8 @@ class Workload:
         return int(self.policy.flat.numel())
 
     def buffer_bytes(self, rewards: int) -> int:
-        """Bytes of the flat gradient buffer [2, J + 1, P], the weighted-sum probe included."""
-        return 2 * (rewards + 2) * self.trained_parameters * 4
+        """Bytes of the gradient buffer, the weighted-sum probe included."""
+        return buffer_numbers(rewards + 1, self.trained_parameters, SAMPLED) * 4
 
     def gradients(self, step: Step) -> PolicyGradients:
         """Gradients as the trainer computes them. Fused steps also carry the weighted-sum probe as a column."""
@@ -142,8 +142,8 @@ class Workload:
         stage = GradientStage(self.model, self.policy, loss, self.size.micro_batch)
         if not step.rewards:
             return stage.combined(batch, self.advantage)
-        advantages, keep_halves = self._advantages[:, :columns], not step.fair
-        return stage.per_reward(batch, advantages, method=step.method, keep_halves=keep_halves)
+        advantages, halves_on = self._advantages[:, :columns], 0 if step.fair else SAMPLED
+        return stage.per_reward(batch, advantages, method=step.method, halves_on=halves_on)
 
     def run(self, step: Step) -> None:
         """A whole step after sampling: predictions, gradients, Gram and QP where there are rewards, the update."""

@@ -93,7 +93,7 @@ def measure_levels(
             g = stored(scratch / "levels", (len(levels), batches, len(names), size))
         for i, level in enumerate(levels):
             columns = experience.scored.advantages
-            g[i, m] = stage.per_reward(at_level(batch, level), columns, keep_halves=False).gradients.g.cpu()
+            g[i, m] = stage.per_reward(at_level(batch, level), columns, halves_on=0).gradients.g.cpu()
         on_batch(m + 1)
     products = [gram(of.flatten(0, 1)).view(batches, len(names), batches, len(names)) for of in g]
     return _judged(names, products, levels, opened.step, images, loss)

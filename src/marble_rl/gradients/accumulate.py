@@ -6,13 +6,14 @@
 Our choice: the gradient of ``base`` (a pull towards the old policy, zero on-policy) is not part of g_k. On-policy this
 is the paper's method exactly.
 
-Sums are kept separately for two halves of the prompt groups. With S_1, S_2 the sums over the halves and n_1, n_2 their
-numbers of rows, g = (S_1 + S_2) / (n_1 + n_2), and each half has its own gradient a = S_1 / n_1, b = S_2 / n_2. The
-halves are independent, so
+Two halves of the prompt groups are also measured against each other. With S_1, S_2 the sums over the halves and n_1,
+n_2 their numbers of rows, g = (S_1 + S_2) / (n_1 + n_2), and each half has its own gradient a = S_1 / n_1,
+b = S_2 / n_2. The halves are independent, so
 
     M_kl = (a_k . b_l + b_k . a_l) / 2                                      (docs/method.md, section 6)
 
-is an unbiased estimate of mu_k . mu_l, with mu_k = E[g_k]. The Gram matrix of g is biased by noise.
+is an unbiased estimate of mu_k . mu_l, with mu_k = E[g_k]. The Gram matrix of g is biased by noise. Only S_1 + S_2
+needs to be kept whole; of S_1 every `SAMPLED`-th parameter is enough to estimate M, which is only logged.
 
 Two methods give the same gradients. "fused": one backward pass for all columns (fused.py), through layers prepared by
 `fuse`. "passes": one backward pass per column.
@@ -30,12 +31,22 @@ from torch import Tensor
 
 from marble_rl.distributed.world import World
 from marble_rl.gradients.fused import ColumnSums
-from marble_rl.gradients.products import Products, gram, half_products, mean_products
+from marble_rl.gradients.products import Products, gram, products_of_halves
 from marble_rl.types import HALVES
 
 Method = Literal["fused", "passes"]
 _SPARE = 8
 """Room in the buffer for the caller's sums, in addition to one element per column"""
+SAMPLED = 7
+"""A trainer compares halves on one in so many parameters. Odd and prime, so that all rows and columns of the layers'
+matrices are in the sample."""
+
+
+def buffer_numbers(columns: int, parameters: int, halves_on: int) -> int:
+    """Numbers that the gradients of so many columns take, with the shared one. ``halves_on``: as in
+    `GradientAccumulator`."""
+    sample = columns * len(range(0, parameters, halves_on)) if halves_on else 0
+    return (columns + 1) * parameters + sample
 
 
 class FusedMismatch(RuntimeError):
@@ -73,11 +84,9 @@ class RewardGradients:
     """[J] float64: lengths of the rows of ``g``"""
     gram: Tensor
     """[J, J] float64: g g^T."""
-    cross: Tensor | None
-    """[J, J] float64: M above, the unbiased products; None if one half has no samples, or halves were not kept
-    apart."""
     half_gram: Tensor | None
-    """[2, 2, J, J] float64: products of the two halves' gradients. ``cross`` is the mean of [0, 1] and [1, 0]."""
+    """[2, 2, J, J] float64: products of the two halves' gradients; None if one half has no rows, or halves were not
+    compared"""
     rest: Tensor | None = None
     """[J - columns, P]: the gradients that `first` left out"""
     by_passes: tuple[int, ...] = ()
@@ -86,8 +95,13 @@ class RewardGradients:
     """Positions in ``params`` of parameters that the losses depend on"""
 
     @property
+    def cross(self) -> Tensor | None:
+        """[J, J] float64: M above, the unbiased products; None as ``half_gram``."""
+        return None if self.half_gram is None else (self.half_gram[0, 1] + self.half_gram[1, 0]) / 2
+
+    @property
     def products(self) -> Products:
-        return Products(self.gram, self.cross, self.half_gram)
+        return Products(self.gram, self.half_gram)
 
     def first(self, columns: int) -> RewardGradients:
         """The first columns only, for example the rewards without the weighted-sum probe."""
@@ -98,9 +112,9 @@ class RewardGradients:
 class GradientAccumulator:
     """Sums per-column gradients over micro-batches and timesteps: add(...) as often as you like, then finish().
 
-    A micro-batch costs one backward pass for all columns, and for ``base`` one per half that it has samples of.
-    Parameters that no fused layer supports cost one backward pass per column and half; a column of zeros is skipped.
-    With J = 0 columns only ``base`` is differentiated: an ordinary step.
+    A micro-batch costs one backward pass for all columns, and one for ``base``. Parameters that no fused layer supports
+    cost one backward pass per column; a column of zeros is skipped. With J = 0 columns only ``base`` is
+    differentiated: an ordinary step.
 
     ``verified``: sizes of micro-batches that need no check any more. In the first fused pass of every other size one
     column is compared with the same column computed alone, and the size is added. It costs a backward pass, and finds
@@ -108,7 +122,8 @@ class GradientAccumulator:
     ``lockstep``: make the same backward passes on all ranks, even for columns of zeros. A failed comparison is then
     raised by `sum_over`, which all ranks call.
     ``computed_in``: dtype of the model, which sets the tolerance of the comparison.
-    ``keep_halves``: False takes half of the memory, and there are no unbiased products.
+    ``halves_on``: the two halves of the prompt groups are compared on one in so many parameters; 0: not at all. It is
+    cheap if a half's micro-batches follow each other, and hold no rows of the other.
     """
 
     def __init__(
@@ -119,7 +134,7 @@ class GradientAccumulator:
         verified: set[int] | None = None,
         lockstep: bool = False,
         computed_in: torch.dtype = torch.float32,
-        keep_halves: bool = True,
+        halves_on: int = 1,
     ) -> None:
         if method not in ("fused", "passes"):
             raise ValueError(f"method must be 'fused' or 'passes', got {method!r}")
@@ -134,22 +149,25 @@ class GradientAccumulator:
             raise ValueError("params is empty: there is nothing to differentiate")
         self.columns = columns
         sizes = [p.numel() for p in self.params]
-        # Halves are only needed for products of columns; without columns one sum is enough.
-        halves = HALVES if columns and keep_halves else 1
-        count = halves * (columns + 1) * sum(sizes)
-        # One buffer for one all-reduce: the gradients, which parameters they reach, the number of rows of each half,
-        # and the caller's sums. Half precision could not count the rows.
+        numbers, count = sum(sizes), (columns + 1) * sum(sizes)
+        gradients = buffer_numbers(columns, numbers, halves_on)
+        # One buffer for one all-reduce: the gradients, the sample of the first half, which parameters they reach, the
+        # number of rows of each half, and the caller's sums. Half precision could not count the rows.
         dtype = functools.reduce(torch.promote_types, {p.dtype for p in self.params}, torch.float32)
         self._buffer = torch.zeros(
-            count + len(sizes) + HALVES + _SPARE + columns, dtype=dtype, device=self.params[0].device
+            gradients + len(sizes) + HALVES + _SPARE + columns, dtype=dtype, device=self.params[0].device
         )
-        # Row j of half h is the gradient of column j; the last row is the shared part.
-        self._sums = self._buffer[:count].view(halves, columns + 1, sum(sizes))
+        # Row j is the gradient of column j; the last row is the shared part.
+        self._sums = self._buffer[:count].view(columns + 1, numbers)
         self._views = [
-            [[chunk.view_as(p) for chunk, p in zip(row.split(sizes), self.params, strict=True)] for row in half]
-            for half in self._sums
+            [chunk.view_as(p) for chunk, p in zip(row.split(sizes), self.params, strict=True)] for row in self._sums
         ]
-        self._reached = self._buffer[count : count + len(sizes)]
+        self._first = self._buffer[count:gradients].view(columns, -1) if gradients > count else None
+        """[J, P / halves_on]: of the sums over the first half"""
+        self._halves_on = halves_on
+        self._half = 0
+        self._tail = self._buffer[gradients:]
+        self._reached = self._tail[: len(sizes)]
         """[number of params]: above 0 for those that the losses depend on"""
         self._rows = [0] * HALVES
         self._by_passes: set[int] = set()
@@ -174,29 +192,40 @@ class GradientAccumulator:
         half_of = torch.zeros(len(rows), dtype=torch.long) if halves is None else halves.to("cpu", torch.long)
         if half_of.shape != (len(rows),) or not ((half_of == 0) | (half_of == 1)).all():
             raise ValueError(f"halves must be [{len(rows)}] of 0 or 1, got {halves}")
-        members = self._members(half_of)
         self.count(half_of)
-        half_masks = [(h, member.to(rows)) for h, member in enumerate(members) if member.any()]
-        if slope is not None and advantages is not None and not self._can_skip(advantages):
+        if slope is not None and advantages is not None:
             columns = advantages.detach().to(slope)
-            if self.method == "fused":
-                self._one_pass(slope, columns, half_masks)
-            else:
-                self._passes(slope, columns, half_masks, range(len(self.params)))
+            for half, members in self._parts(half_of):
+                self._enter(half)
+                self._add_columns(slope, columns if members.all() else columns * members.to(columns)[:, None])
         if base is not None:
-            for i, (h, mask) in enumerate(half_masks):
-                everything = range(len(self.params))
-                self._backward(base, mask, everything, self._views[h][-1], keep=i < len(half_masks) - 1)
+            self._backward(base, torch.ones_like(base), range(len(self.params)), self._views[-1], keep=False)
 
     def count(self, halves: Tensor) -> None:
         """Count rows [B] of 0 or 1 in the means without adding to the sums: rows without a gradient need no pass."""
-        for h, member in enumerate(self._members(halves)):
-            self._rows[h] += int(member.sum())
+        for half in range(HALVES):
+            self._rows[half] += int((halves == half).sum())
 
-    def _members(self, halves: Tensor) -> list[Tensor]:
-        """[B] bool of each half; all rows are of the first where halves are not kept apart."""
-        kept = halves if len(self._sums) > 1 else torch.zeros_like(halves)
-        return [kept == h for h in range(HALVES)]
+    def _parts(self, half_of: Tensor) -> list[tuple[int, Tensor]]:
+        """The halves that rows [B] belong to, and their members [B] bool; one part where halves do not matter."""
+        if self._first is None:
+            return [(0, torch.ones_like(half_of, dtype=torch.bool))]
+        return [(half, half_of == half) for half in half_of.unique().tolist()]
+
+    def _enter(self, half: int) -> None:
+        """Rows of this half come next."""
+        if self._first is not None and half != self._half:
+            # What is added between entering the first half and leaving it is the first half's.
+            self._first.add_(self._sums[:-1, :: self._halves_on], alpha=1 if half else -1)
+            self._half = half
+
+    def _add_columns(self, slope: Tensor, columns: Tensor) -> None:
+        if self._can_skip(columns):
+            return
+        if self.method == "fused":
+            self._one_pass(slope, columns)
+        else:
+            self._passes(slope, columns, range(len(self.params)))
 
     def sum_over(self, world: World, sums: Tensor) -> Tensor:
         """All-reduce the gradients, and ``sums`` [S] with them, in one call; returns those sums.
@@ -205,10 +234,11 @@ class GradientAccumulator:
         """
         if self._mismatch is not None:
             raise self._mismatch
+        self._enter(1)
         if world.size == 1:
             return sums
         counts = torch.tensor(self._rows, dtype=torch.float64)
-        tail = self._buffer[self._sums.numel() + len(self.params) :]
+        tail = self._tail[len(self.params) :]
         tail[: HALVES + len(sums)] = torch.cat([counts, sums.to(counts)]).to(tail)
         world.sum_(self._buffer)
         totals = tail[: HALVES + len(sums)].cpu().to(torch.float64)
@@ -223,29 +253,31 @@ class GradientAccumulator:
         total = 0 if self._finished else sum(self._rows)
         if total == 0:
             raise ValueError("no rows were added")
-        products = self._products()
+        self._enter(1)
+        products = self._products(total)
         norms = products.gram.diagonal().clamp_min(0.0).sqrt()
-        mean = self._sums[0]
-        for other in self._sums[1:]:
-            mean.add_(other)
-        mean.div_(total)
+        mean = self._sums.div_(total)
         self._finished = True
         by_passes = tuple(sorted(self._by_passes))
         reached = tuple(self._reached.nonzero().flatten().tolist())
         return RewardGradients(mean[:-1], mean[-1], norms, **vars(products), by_passes=by_passes, reached=reached)
 
-    def _products(self) -> Products:
-        if len(self._sums) == 1:
-            return Products(gram(self._sums[0, :-1]) / sum(self._rows) ** 2, None, None)
-        return mean_products(half_products(self._sums[0, :-1], self._sums[1, :-1]), self._rows)
+    def _products(self, total: int) -> Products:
+        whole = self._sums[:-1]
+        products = gram(whole) / total**2
+        if self._first is None or not all(self._rows):
+            return Products(products, None)
+        sample = whole[:, :: self._halves_on]
+        rows = torch.tensor(self._rows, dtype=torch.float64, device=products.device)
+        between = products_of_halves(self._first, sample) * (whole.shape[1] / sample.shape[1])
+        return Products(products, between / rows[:, None, None, None] / rows[None, :, None, None])
 
-    def _one_pass(self, slope: Tensor, columns: Tensor, half_masks: list[tuple[int, Tensor]]) -> None:
+    def _one_pass(self, slope: Tensor, columns: Tensor) -> None:
         """Fused layers add their gradients during the pass; autograd returns only those of unsupported parameters."""
-        rows = [((columns * mask[:, None]).T, self._sums[h, :-1]) for h, mask in half_masks]
         check = None
         if self._verified is not None and len(slope) not in self._verified:
-            check = self._column_to_check(columns, half_masks)
-        sums = ColumnSums(self.params, len(slope), rows)
+            check = self._column_to_check(columns)
+        sums = ColumnSums(self.params, len(slope), columns.T, self._sums[:-1])
         with sums.during_backward():
             rest = torch.autograd.grad(slope, self.params, torch.ones_like(slope), retain_graph=True, allow_unused=True)
         for i, p in enumerate(self.params):
@@ -253,17 +285,15 @@ class GradientAccumulator:
         unsupported = [i for i, gradient in enumerate(rest) if gradient is not None]
         if unsupported:
             self._by_passes.update(unsupported)
-            with ColumnSums(self.params, len(slope), []).during_backward():
-                self._passes(slope, columns, half_masks, unsupported)
+            with ColumnSums(self.params, len(slope)).during_backward():
+                self._passes(slope, columns, unsupported)
         if check is not None and self._verified is not None:
             self._check_a_column(slope, check)
             self._verified.add(len(slope))
 
-    def _column_to_check(self, columns: Tensor, half_masks: list[tuple[int, Tensor]]) -> _Checked:
-        h, mask = half_masks[0]
-        cotangents = columns * mask[:, None]
-        j = int(cotangents.norm(dim=0).argmax())
-        return _Checked(cotangents[:, j], self._sums[h, j], self._sums[h, j].clone())
+    def _column_to_check(self, columns: Tensor) -> _Checked:
+        j = int(columns.norm(dim=0).argmax())
+        return _Checked(columns[:, j], self._sums[j], self._sums[j].clone())
 
     def _check_a_column(self, slope: Tensor, check: _Checked) -> None:
         """Compare what the fused pass added to one column with the same column computed alone."""
@@ -281,15 +311,11 @@ class GradientAccumulator:
         if self._mismatch is not None and not self._lockstep:
             raise self._mismatch
 
-    def _passes(
-        self, slope: Tensor, columns: Tensor, half_masks: list[tuple[int, Tensor]], which: Sequence[int]
-    ) -> None:
-        """One backward pass per column and half, for the parameters at the positions ``which``."""
-        for h, mask in half_masks:
-            for j in range(self.columns):
-                cotangent = columns[:, j] * mask
-                if not self._can_skip(cotangent):
-                    self._backward(slope, cotangent, which, self._views[h][j], keep=True)
+    def _passes(self, slope: Tensor, columns: Tensor, which: Sequence[int]) -> None:
+        """One backward pass per column, for the parameters at the positions ``which``."""
+        for j in range(self.columns):
+            if not self._can_skip(columns[:, j]):
+                self._backward(slope, columns[:, j], which, self._views[j], keep=True)
 
     def _can_skip(self, cotangents: Tensor) -> bool:
         """Whether they are all zero, so that the backward pass can be left out. Never in lockstep."""
@@ -318,13 +344,13 @@ def reward_gradients(
     """Per-reward gradients of one batch: slope [N], base [N], advantages [N, J] -> g [J, P], shared [P], products.
 
     J may exceed the number of rewards: further columns are probes. ``halves`` [N] of 0 or 1 says which half of the
-    prompt groups a sample belongs to; without it ``cross`` is None. For "fused" call `fuse(model)` before the forward
-    pass. Parameters that no fused layer supports cost one pass per column, and are listed in ``by_passes``.
+    prompt groups a sample belongs to; without it ``half_gram`` is None. For "fused" call `fuse(model)` before the
+    forward pass. Parameters that no fused layer supports cost one pass per column, and are listed in ``by_passes``.
     """
     if slope.ndim != 1 or advantages.ndim != 2 or len(advantages) != len(slope):
         raise ValueError(
             f"slope must be [N] and advantages [N, J], got {tuple(slope.shape)} and {tuple(advantages.shape)}"
         )
-    accumulator = GradientAccumulator(advantages.shape[1], params, method)
+    accumulator = GradientAccumulator(advantages.shape[1], params, method, halves_on=int(halves is not None))
     accumulator.add(slope, base, advantages, halves)
     return accumulator.finish()

@@ -46,15 +46,18 @@ def fuse(model: nn.Module) -> int:
 class ColumnSums:
     """Collects sum_i A_ji P_i, for each column j, from the fused layers during a backward pass.
 
-    ``columns``: pairs of advantages [J, B] and the buffer [J, P] that their gradients are added to (P: number of
-    parameters). If it is empty, fused layers discard their gradients, and only unsupported parameters get one.
+    ``advantages`` [J, B], ``buffer`` [J, P]: what the gradients are added to (P: number of parameters). Without a
+    buffer fused layers discard their gradients, and only unsupported parameters get one.
     """
 
-    def __init__(self, params: Sequence[Tensor], batch: int, columns: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(
+        self, params: Sequence[Tensor], batch: int, advantages: Tensor | None = None, buffer: Tensor | None = None
+    ) -> None:
         self.batch = batch
         self.added: set[int] = set()
         """ids of the parameters that gradients were added for"""
-        self._columns = columns
+        self._advantages = advantages
+        self._buffer = buffer
         self._places: dict[int, slice] = {}
         start = 0
         for p in params:
@@ -80,9 +83,9 @@ class ColumnSums:
         """Add per-sample gradients [b, n] of samples ``first``, ``first + 1``, ..., weighted by the advantages."""
         place = self._places[parameter]
         self.added.add(parameter)
-        for advantages, rows in self._columns:
-            part = advantages[:, first : first + len(per_sample)]
-            rows[:, place].addmm_(part.to(rows), per_sample.to(rows))
+        if self._advantages is not None and self._buffer is not None:
+            part = self._advantages[:, first : first + len(per_sample)]
+            self._buffer[:, place].addmm_(part.to(self._buffer), per_sample.to(self._buffer))
 
 
 _active_sums: ColumnSums | None = None

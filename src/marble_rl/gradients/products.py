@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from marble_rl.devices import in_float64
@@ -23,45 +22,25 @@ class Products:
 
     gram: Tensor
     """[J, J]"""
-    cross: Tensor | None
-    """[J, J]: unbiased products; None if one half of the batch has no samples"""
     half_gram: Tensor | None
     """[2, 2, J, J]: products of the two halves' gradients; None if one half has no samples"""
 
     def first(self, k: int) -> Products:
         """The products of the first k gradients."""
-        cross, half_gram = self.cross, self.half_gram
-        return Products(
-            self.gram[:k, :k],
-            None if cross is None else cross[:k, :k],
-            None if half_gram is None else half_gram[:, :, :k, :k],
-        )
+        half_gram = self.half_gram
+        return Products(self.gram[:k, :k], None if half_gram is None else half_gram[:, :, :k, :k])
 
     def divided_by(self, square: float) -> Products:
-        cross, half_gram = self.cross, self.half_gram
-        return Products(
-            self.gram / square,
-            None if cross is None else cross / square,
-            None if half_gram is None else half_gram / square,
-        )
+        half_gram = self.half_gram
+        return Products(self.gram / square, None if half_gram is None else half_gram / square)
 
 
-def mean_products(sums: Tensor, rows: list[int]) -> Products:
-    """Products of mean gradients, from the products [2, 2, J, J] of the two halves' summed gradients. ``rows``: the
-    number of rows of each half."""
-    gram = sums.sum((0, 1)) / sum(rows) ** 2
-    if not all(rows) or not len(gram):
-        return Products(gram, None, None)
-    counts = torch.tensor(rows, dtype=torch.float64, device=sums.device)
-    half_gram = sums / counts[:, None, None, None] / counts[None, :, None, None]
-    return Products(gram, (half_gram[0, 1] + half_gram[1, 0]) / 2, half_gram)
-
-
-def half_products(first: Tensor, second: Tensor) -> Tensor:
-    """[2, 2, J, J] float64: products of the rows of ``first`` and ``second`` [J, P]."""
+def products_of_halves(first: Tensor, whole: Tensor) -> Tensor:
+    """[2, 2, J, J] float64: products of the rows of ``first`` and of ``whole - first`` [J, P]."""
     rows = len(first)
     products = _zeros(first, HALVES, HALVES, rows, rows)
-    for a, b in zip(_pieces(first), _pieces(second), strict=True):
+    for a, both in zip(_pieces(first), _pieces(whole), strict=True):
+        b = both - a
         products[0, 0].addmm_(a, a.T)
         products[0, 1].addmm_(a, b.T)
         products[1, 1].addmm_(b, b.T)

@@ -25,12 +25,12 @@ class LossAccumulator(GradientAccumulator):
         grad L_j = sum_b (dL_j / d through_b) grad through_b, which is one backward pass through fused layers.
         """
         self._rows = [1] + [0] * (HALVES - 1)
-        work = [(loss, self._views[0][j]) for j, loss in enumerate(losses) if loss.requires_grad]
+        work = [(loss, self._views[j]) for j, loss in enumerate(losses) if loss.requires_grad]
         if through is not None and work:
             self._add_through(through, losses)
             work = []
         if shared is not None and shared.requires_grad:
-            work.append((shared, self._views[0][-1]))
+            work.append((shared, self._views[-1]))
         for i, (loss, into) in enumerate(work):
             self._backward(loss, None, range(len(self.params)), into, keep=i < len(work) - 1)
 
@@ -48,7 +48,7 @@ class LossAccumulator(GradientAccumulator):
                 "term that all rewards share as `shared`, or leave `through` out"
             )
         if not self._can_skip(columns):
-            self._one_pass(through, columns, [(0, torch.ones_like(through))])
+            self._one_pass(through, columns)
 
 
 def goes_around(loss: Tensor, through: Tensor) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
+from marble_rl.gradients.accumulate import SAMPLED, buffer_numbers
 from marble_rl.gradients.fused import ColumnSums
 from marble_rl.losses.base import Loss, Noised
 from marble_rl.losses.registry import LOSSES
@@ -30,7 +31,6 @@ from marble_rl.models.experts import parts_of
 from marble_rl.models.lora import LoraPolicy
 from marble_rl.models.parts import TRANSFORMERS
 from marble_rl.models.precision import BITS, MemorySettings, memory_settings
-from marble_rl.types import HALVES
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -172,11 +172,10 @@ def estimate(config: RunConfig, folder: Path, memory: MemorySettings) -> Estimat
         model.transformer.enable_gradient_checkpointing()
         training.append(_training(model, loss, rows, shape, columns))
     rule = RULES.part_of(config.balance)
-    halves = HALVES if rule.keeps_halves else 1
     return Estimate(
         parameters={**parameters, "adapter": adapter},
         weights={**held, "adapter": (3 + 2) * adapter * FLOAT},
-        gradient_buffer=(halves * (columns + 1) if columns else 1) * adapter * FLOAT,
+        gradient_buffer=buffer_numbers(columns, adapter, SAMPLED if rule.keeps_halves else 0) * FLOAT,
         rule=rule.bytes_per_parameter(config.trained_rewards, list(config.guards)) * adapter,
         sampling=sampling,
         decoding=decoding,
@@ -219,7 +218,7 @@ def _training(model: DiffusionModel, loss: Loss, rows: int, shape: tuple[int, ..
         v = _predict(model, x_t, sample.t)
         terms = loss.terms(v, v, sample)
         if columns:
-            with ColumnSums(params, rows, [(torch.empty(columns, rows), buffer)]).during_backward():
+            with ColumnSums(params, rows, torch.empty(columns, rows), buffer).during_backward():
                 torch.autograd.grad(terms.slope, params, torch.ones(rows), retain_graph=True, allow_unused=True)
         else:
             torch.autograd.grad(terms.base + terms.slope, params, torch.ones(rows), allow_unused=True)

@@ -18,6 +18,7 @@ from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.devices import pick_device
 from marble_rl.errors import InputError, count_of
+from marble_rl.gradients.accumulate import SAMPLED, buffer_numbers
 from marble_rl.mini import PIPELINE, embedded
 from marble_rl.models import adapter_of
 from marble_rl.models.parts import TRANSFORMERS, VAE
@@ -26,7 +27,7 @@ from marble_rl.prompts import PromptSet
 from marble_rl.runs.inputs import RunInputs
 from marble_rl.runs.prompt_lengths import Reader, reader_of
 from marble_rl.runs.speed import seconds_per_step
-from marble_rl.types import HALVES, Prompt
+from marble_rl.types import Prompt
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -231,8 +232,8 @@ def _model(config: RunConfig) -> Model | None:
     bits = BITS[memory.quantize] if memory.quantize else 8 * memory.dtype.itemsize
     rule = RULES.part_of(config.balance)
     kept = rule.bytes_per_parameter(config.trained_rewards, list(config.guards))
-    halves = HALVES if rule.keeps_halves else 1
-    rows = halves * (len(config.trained_rewards) + 2) if config.uses_gradients else 1
+    columns = len(config.trained_rewards) + 1 if config.uses_gradients else 0
+    buffer = buffer_numbers(columns, adapter, SAMPLED if rule.keeps_halves else 0)
     # Three copies of the adapter, and AdamW's two moments.
     checkpoint = adapter * ((3 + 2) * FLOAT + kept)
     weights = int(sum(map(_count, transformers)) * bits / 8) + _count(vae) * memory.vae_dtype.itemsize
@@ -242,7 +243,7 @@ def _model(config: RunConfig) -> Model | None:
         adapter=adapter,
         checkpoint=checkpoint,
         disk=checkpoints * checkpoint + adapter * FLOAT,
-        memory=weights + checkpoint + rows * adapter * FLOAT,
+        memory=weights + checkpoint + buffer * FLOAT,
     )
 
 

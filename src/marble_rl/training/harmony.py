@@ -75,7 +75,7 @@ def other_half_harmony(half_gram: Tensor, rule: Callable[[Tensor], Tensor], rewa
     return Harmony(*(sum(getattr(way, name) for way in both) / len(both) for name in Harmony.__annotations__))
 
 
-def products_of_halves(half_gram: Tensor) -> Tensor:
+def agreement_of_halves(half_gram: Tensor) -> Tensor:
     """[K]: M_kk from the products [2, 2, K, K] of the two halves' gradients; NaN where a half has no gradient."""
     there = (half_gram[0, 0].diagonal() > 0) & (half_gram[1, 1].diagonal() > 0)
     return torch.where(there, half_gram[0, 1].diagonal(), torch.nan)

@@ -19,7 +19,7 @@ from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, NonFiniteGradient, count_of
-from marble_rl.gradients.accumulate import FusedMismatch, RewardGradients
+from marble_rl.gradients.accumulate import SAMPLED, FusedMismatch, RewardGradients
 from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
@@ -28,7 +28,7 @@ from marble_rl.runs.checkpoint import RULE, Checkpoint
 from marble_rl.runs.log import Display
 from marble_rl.storage import save_safetensors, storage_errors
 from marble_rl.training.batch import TrainingBatch, training_batch, training_levels
-from marble_rl.training.harmony import Signal, products_of_halves
+from marble_rl.training.harmony import Signal, agreement_of_halves
 from marble_rl.training.loss_scale import LossScale
 from marble_rl.training.metrics import by_name, refresh_metrics
 from marble_rl.training.policy_gradients import GradientStage, PolicyGradients
@@ -168,7 +168,7 @@ class Learner:
         if weighing.elsewhere is not None:
             unbiased = weighing.elsewhere.unbiased
         elif gradients.half_gram is not None:
-            unbiased = products_of_halves(gradients.half_gram.cpu())
+            unbiased = agreement_of_halves(gradients.half_gram.cpu())
         else:
             return self.signal
         return self.signal.after(gradients.gram.diagonal().cpu(), unbiased)
@@ -191,7 +191,7 @@ class Learner:
                     columns,
                     method=self.rule.gradient_method,
                     verify=True,
-                    keep_halves=self.rule.keeps_halves,
+                    halves_on=SAMPLED if self.rule.keeps_halves else 0,
                     on_rows=self._progress(batch, display),
                 )
             except FusedMismatch as mismatch:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from marble_rl.devices import in_float64
 from marble_rl.distributed.world import World
-from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGradients
+from marble_rl.gradients.accumulate import SAMPLED, GradientAccumulator, Method, RewardGradients
 from marble_rl.losses.base import AffineLoss, Loss, reference_divergence
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
@@ -60,7 +60,7 @@ class _Request:
     on_policy: bool
     method: Method = "fused"
     verify: bool = False
-    keep_halves: bool = True
+    halves_on: int = SAMPLED
     on_rows: Callable[[int], None] = lambda rows: None
 
 
@@ -111,14 +111,14 @@ class GradientStage:
         *,
         method: Method = "fused",
         verify: bool = False,
-        keep_halves: bool = True,
+        halves_on: int = SAMPLED,
         on_rows: Callable[[int], None] = lambda rows: None,
     ) -> PolicyGradients:
         """One gradient for each column of advantages [N, J], and the shared gradient of base and KL.
 
         ``verify``: compare one fused gradient of each size of micro-batch with a separate backward pass.
-        ``keep_halves``: as for `GradientAccumulator`."""
-        return self._compute(_Request(batch, columns, True, self._on_policy, method, verify, keep_halves, on_rows))
+        ``halves_on``: as for `GradientAccumulator`."""
+        return self._compute(_Request(batch, columns, True, self._on_policy, method, verify, halves_on, on_rows))
 
     @property
     def _on_policy(self) -> bool:
@@ -148,7 +148,7 @@ class GradientStage:
             self._verified if request.verify else None,
             self.world.lockstep,
             self.model.dtype,
-            request.keep_halves,
+            request.halves_on,
         )
         totals = torch.zeros(3 + columns, dtype=torch.float64)
         silent = self._silent(request)
