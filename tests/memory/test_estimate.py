@@ -70,7 +70,7 @@ def test_passes_take_what_they_really_take(
 ) -> None:
     """Against a count of what the trainer's own code allocates, tensor by tensor."""
     # It holds a few megabytes of attention weights at a time, which is much for so small a model.
-    monkeypatch.setattr("marble_rl.models.cpu_products.LONGEST", 0)
+    monkeypatch.setattr("marble_rl.models.cpu_products.MOST_WEIGHTS", 0)
     settings = (f"model.dtype={dtype}", f"model.gradient_checkpointing={str(checkpointing).lower()}")
     config = run_config(
         tiny_sd3, tmp_path / "c.yaml", *settings, "trainer.micro_batch=4", f"loss.kl_weight={kl_weight}"

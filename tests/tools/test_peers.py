@@ -11,7 +11,7 @@ from tools.peers.checkout import Checkout
 
 SOURCE = """
 import no_such_package
-LIMIT = 3
+LIMIT: int = 3
 
 def double(x):
     return 2 * x
@@ -51,6 +51,10 @@ def test_methods_need_not_their_class(checkout: Checkout) -> None:
 def test_what_is_not_there_is_named(checkout: Checkout, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"train\.py has no missing; another version"):
         checkout.define("train.py", {"missing"}, {})
+    with pytest.raises(InputError, match=r"train\.py has no Teacher; another version"):
+        checkout.methods("train.py", "Teacher", {"optimize"}, {})
+    with pytest.raises(InputError, match=r"has no utils\.py; another version"):
+        checkout.define("utils.py", {"double"}, {})
     with pytest.raises(InputError, match=r"main has no loop over samples"):
         checkout.loop("train.py", "main", "samples")
     with pytest.raises(InputError, match=r"--peer: .* has no other\.py; give the folder of a checkout"):

@@ -9,7 +9,8 @@ import pytest
 
 from tools.tunnel import __main__ as command
 from tools.tunnel.results import ALONE, Job, Results, rows
-from tools.tunnel.training import Outcome, run
+from tools.tunnel.rollouts import GROUP, roll_out
+from tools.tunnel.training import Outcome, base, run
 from tools.tunnel.world import REGIMES
 
 NAMES = [reward.name for reward in REGIMES["balanced"].rewards]
@@ -38,6 +39,27 @@ def test_settings_of_the_loss_and_the_old_policy() -> None:
             gains(**wrong)
 
 
+def test_a_rollout_that_is_used_twice_is_followed_by_the_next() -> None:
+    """In two steps with two epochs there is one rollout; the third step has another one."""
+
+    def gains(steps: int, **settings: object) -> dict[str, float]:
+        return run({"type": "fair", **settings}, "balanced", 0, steps=steps).gains
+
+    assert gains(1, **{"rollout.epochs": 2}) == gains(1)
+    assert gains(2, **{"rollout.epochs": 2}) != gains(2)
+
+
+def test_scouts_choose_noise_whose_samples_differ_more() -> None:
+    """Of each prompt's candidates those with the largest advantages: rewards of the samples scatter more."""
+
+    def spread(scouts: int) -> float:
+        rollout = roll_out(base(), REGIMES["balanced"], seed=0, number=0, scouts=scouts)
+        values = rollout.seen.table.values.view(-1, GROUP, len(NAMES))
+        return float(values.std(dim=1).mean())
+
+    assert spread(3) > 1.1 * spread(1)
+
+
 def test_shares_by_hand_and_results_are_kept(tmp_path: Path) -> None:
     results = Results(tmp_path)
     for seed in (0, 1):
@@ -62,6 +84,8 @@ def test_shares_by_hand_and_results_are_kept(tmp_path: Path) -> None:
         (["--rules", "fairr"], "unknown rule 'fairr'"),
         (["--rules", "fair:momentum"], "expected key=value"),
         (["--regimes", "rar"], "--regimes"),
+        (["--rules", "fair:rollout.epochs=0"], "rollout.epochs: 0 is not a whole number above 0"),
+        (["--rules", "fair:rollout.scouts=two"], "rollout.scouts: 'two' is not"),
     ],
 )
 def test_bad_input(

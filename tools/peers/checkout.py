@@ -34,8 +34,9 @@ class Checkout:
 
     def methods(self, file: str, of: str, names: set[str], into: dict[str, Any]) -> None:
         """The same of methods of the class ``of``."""
-        (kind,) = [node for node in self._tree(file).body if isinstance(node, ast.ClassDef) and node.name == of]
-        nodes = [node for node in kind.body if names & _defined(node)]
+        kinds = [node for node in self._tree(file).body if isinstance(node, ast.ClassDef) and node.name == of]
+        self._check(file, {of}, {kind.name for kind in kinds})
+        nodes = [node for node in kinds[0].body if names & _defined(node)]
         self._check(file, names, {name for node in nodes for name in _defined(node)})
         self._run(nodes, file, into)
 
@@ -50,7 +51,10 @@ class Checkout:
         raise InputError(f"{self.root / file}: {function} has no loop over {over}; another version of it is needed")
 
     def _tree(self, file: str) -> ast.Module:
-        return ast.parse((self.root / file).read_text(encoding="utf-8"))
+        path = self.root / file
+        if not path.is_file():
+            raise InputError(f"{self.root} has no {file}; another version of it is needed")
+        return ast.parse(path.read_text(encoding="utf-8"))
 
     def _check(self, file: str, wanted: set[str], found: set[str]) -> None:
         if wanted - found:
@@ -69,6 +73,5 @@ def _defined(node: ast.stmt) -> set[str]:
     """Names that a statement defines."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return {node.name}
-    if isinstance(node, ast.Assign):
-        return {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return set()
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}

@@ -19,7 +19,7 @@ from marble_rl.errors import InputError, count_of, require_name
 from marble_rl.intervals import Interval
 from tools.tunnel.results import ALONE, Job, Results, rows
 from tools.tunnel.rules import section_of
-from tools.tunnel.training import Outcome, run
+from tools.tunnel.training import Outcome, Settings, run
 from tools.tunnel.world import REGIMES
 
 USUAL = "weighted_sum,gdpo,uniform,unit_mean,marble,fair"
@@ -89,7 +89,7 @@ def main() -> int:
     seeds = list(range(given.first_seed, given.first_seed + given.seeds))
     try:
         for rule in rules:
-            section_of(rule)
+            Settings.of(section_of(rule))
         for regime in regimes:
             require_name(regime, list(REGIMES), "--regimes")
     except InputError as error:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from marble_rl import balancing
 from marble_rl.intervals import Interval
+from tools.tunnel import rollouts, training, world
 from tools.tunnel import rules as tried
-from tools.tunnel import training, world
 from tools.tunnel.rules import section_of
 from tools.tunnel.training import Outcome
 
@@ -45,8 +45,11 @@ class Job:
 
 
 def code() -> str:
-    """Changes with the code that results depend on most: the tunnel's world, loop and rules, and all of balancing/."""
-    files = [*Path(balancing.__path__[0]).glob("*.py"), *(Path(str(m.__file__)) for m in (world, training, tried))]
+    """Changes with the code that results depend on most: the tunnel's own, and all of balancing/."""
+    files = [
+        *Path(balancing.__path__[0]).glob("*.py"),
+        *(Path(str(m.__file__)) for m in (world, rollouts, training, tried)),
+    ]
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:12]
 
 

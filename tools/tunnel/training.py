@@ -14,7 +14,7 @@ from torch import Tensor
 from marble_rl.balancing.base import Balancer, Guarding
 from marble_rl.balancing.registry import RULES
 from marble_rl.config.run import OptimizerConfig
-from marble_rl.errors import require_name
+from marble_rl.errors import InputError, require_name
 from marble_rl.gradients.accumulate import reward_gradients
 from marble_rl.losses.base import Noised
 from marble_rl.losses.nft import Nft, NftSettings
@@ -113,9 +113,16 @@ class Settings:
             {name: GuardConfig(floor=floor) for name, floor in under(GUARD).items()},
             Nft(NftSettings(**{**under(LOSS), "kl_weight": 0.0})),
             OLD_POLICY_PRESETS[section.get(OLD_POLICY, "on_policy")],
-            int(section.get(EPOCHS, 1)),
-            int(section.get(SCOUTS, 1)),
+            _count(section, EPOCHS),
+            _count(section, SCOUTS),
         )
+
+
+def _count(section: dict[str, Any], key: str) -> int:
+    value = section.get(key, 1)
+    if not isinstance(value, int) or value < 1:
+        raise InputError(f"{key}: {value!r} is not a whole number above 0")
+    return value
 
 
 def evaluated(model: Flow, regime: Regime) -> dict[str, float]:

@@ -89,7 +89,8 @@ class JobResult(Record):
     per_prompt: dict[str, list[float | None]] = Field(default_factory=dict)
     """Mean over a prompt's images, by reward; null where it does not apply."""
     steps: int = 0
-    images_per_step: int = 0
+    images_per_step: float = 0
+    """Images sampled, on average; with `rollout.epochs` fewer than a step trains on"""
     train_seconds: float = 0.0
     """In steps; loading models is not counted."""
     seconds_per_step: float = 0.0
@@ -164,7 +165,7 @@ def finished(job: Job, scores: Scores, evaluate_seconds: float) -> JobResult:
         held_out=scores.held_out_rewards,
         **_per_prompt(weights),
         steps=job.config.trainer.steps if trained else 0,
-        images_per_step=rollout.groups * rollout.group_size // rollout.steps_each if trained else 0,
+        images_per_step=rollout.groups * rollout.group_size / rollout.steps_each if trained else 0,
         evaluate_seconds=round(evaluate_seconds, 3),
         **(_training(lines) if trained else {}),
         **(_curve(job, lines, weights.means) if trained else {}),

@@ -42,7 +42,7 @@ class Row:
     """To the method compared with, on the seeds that both have; empty where there is none. A reward that scored no
     prompt of both methods is left out, and the composite with it."""
     steps: int
-    images_per_step: int
+    images_per_step: float
     train_seconds: float
     """Mean over seeds, as are the following."""
     seconds_per_step: float

@@ -122,7 +122,7 @@ def notes(comparison: Comparison) -> list[str]:
     budgets = {(row.steps, row.images_per_step) for row in comparison.rows if row.train_seconds}
     if len(budgets) == 1:
         ((steps, images),) = budgets
-        lines.append(f"every training: {count_of(steps, 'step')} of {count_of(images, 'image')}")
+        lines.append(f"every training: {count_of(steps, 'step')}, {images:g} images sampled for each")
     if any(interval.over == "prompts" for interval in shown):
         lines.append(
             "† one seed only: bootstrap over its prompts, which leaves out how much another training would differ; "

@@ -94,7 +94,7 @@ class DiffusionModel(ABC):
         self, pipeline: Any, device: torch.device, text_length: int | None = None, guidance: float | None = None
     ) -> None:
         self.check_settings(text_length, guidance)
-        use_onednn(device)
+        use_onednn()
         self.pipeline = pipeline
         self.pipeline.set_progress_bar_config(disable=True)
         self.device = device

@@ -2,8 +2,9 @@
 
 torch multiplies float32 matrices by MKL, which uses AVX-512 on Intel's processors only. oneDNN, which torch brings
 along, uses it on AMD's, too (docs/performance.md). torch has no setting for "oneDNN, in float32". It takes oneDNN where
-products may be rounded to bfloat16, and oneDNN makes use of that permission only with AMX, which no AMD processor has.
-So the setting is for these processors alone, and stays only if a product comes out as accurate as MKL's.
+products may be rounded to bfloat16 ("medium"), and oneDNN makes use of that permission only with AMX, which no AMD
+processor has. So the setting is for these processors alone, and stays only if a product comes out as accurate as MKL's.
+A GPU would round by the same setting: on a machine that has one, nothing changes.
 
 torch's own attention multiplies small blocks one by one, and each is a call of oneDNN that costs more than the block.
 `attention` multiplies those of several samples at once.
@@ -18,33 +19,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from marble_rl.devices import CPU
+from marble_rl.devices import accelerator
 
 ACCURATE = 1e-6
 """Error of a product of float32 matrices, relative to its length; bfloat16 has 2e-3."""
-LONGEST = 512 * 512
-"""Queries times keys, up to which all attention weights of a sample are computed at once."""
+MOST_WEIGHTS = 1 << 21
+"""Attention weights of a sample (heads times queries times keys) up to which this is faster than torch's own"""
 IN_CACHE = 1 << 18
-"""Attention weights that are computed at once, if a sample has fewer"""
+"""Samples are taken together until they have this many attention weights: so many stay in the processor's cache."""
 
 _own = F.scaled_dot_product_attention
 
 
-def use_onednn(device: torch.device = CPU) -> bool:
-    """From now on multiply by oneDNN on the CPU, in the whole process, if a model is computed there and this processor
-    gains by it; whether it does."""
-    return device.type == "cpu" and _switched()
-
-
 @cache
-def _switched() -> bool:
+def use_onednn() -> bool:
+    """From now on multiply by oneDNN on the CPU, in the whole process, if this processor gains by it; whether it
+    does."""
     if not _gains():
         return False
-    products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = products.fp32_precision
-    products.fp32_precision = "bf16"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
     if _error() > ACCURATE:
-        products.fp32_precision = before
+        torch.set_float32_matmul_precision(before)
         return False
     F.scaled_dot_product_attention = attention
     return True
@@ -53,8 +49,8 @@ def _switched() -> bool:
 def _gains() -> bool:
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.12 and later
     has = capabilities.get
-    amd = "AMD" in str(has("cpu_name"))
-    return amd and bool(has("avx512_f")) and not has("amx_tile") and torch.backends.mkldnn.is_available()
+    amd = "AMD" in str(has("cpu_name")) and bool(has("avx512_f")) and not has("amx_tile")
+    return amd and torch.backends.mkldnn.is_available() and accelerator() is None
 
 
 def _error() -> float:
@@ -103,7 +99,7 @@ def _tokens_first(like: Tensor, width: int) -> Tensor:
 
 
 def _parts(query: Tensor, key: Tensor) -> list[slice]:
-    """So many samples that their attention weights stay in the processor's cache."""
+    """Samples that are taken together."""
     batch, heads, queries, _ = query.shape
     size = max(1, IN_CACHE // (heads * queries * key.shape[-2]))
     return [slice(start, start + size) for start in range(0, batch, size)]
@@ -119,13 +115,18 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch's `scaled_dot_product_attention`. With masks, dropout, many tokens or autocast it is
-    torch's own."""
-    short = query.ndim == 4 and query.shape[-2] * key.shape[-2] <= LONGEST
+    """torch's `scaled_dot_product_attention`. With a mask, dropout, many tokens or autocast it is torch's own."""
     plain = attn_mask is None and dropout_p == 0 and not is_causal and not enable_gqa
-    products = query.device.type == "cpu" and query.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if not (short and plain and products):
+    if not (plain and _fits(query, key, value) and not torch.is_autocast_enabled("cpu")):
         given: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         return _own(query, key, value, attn_mask, **given, enable_gqa=enable_gqa)
     output: Tensor = _Attention.apply(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
     return output
+
+
+def _fits(*inputs: Tensor) -> bool:
+    query, key, value = inputs
+    if any(x.ndim != 4 or x.device.type != "cpu" or x.dtype != torch.float32 for x in inputs):
+        return False
+    alike = query.shape[:2] == key.shape[:2] == value.shape[:2] and key.shape[2] == value.shape[2]
+    return alike and 0 < query.shape[1] * query.shape[2] * key.shape[2] <= MOST_WEIGHTS

@@ -10,8 +10,7 @@ from torch import Tensor
 from marble_rl.errors import NonFinite
 
 AT_ONCE = 8
-"""Images that are decoded in one pass. More are not faster on a GPU and slower on a CPU, whose caches they leave; and
-they take memory."""
+"""Images that are decoded in one pass. More are slower on a CPU, whose caches they leave, and take memory."""
 
 
 def decoded(vae: Any, latents: Tensor) -> Tensor:

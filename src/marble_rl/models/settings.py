@@ -40,8 +40,8 @@ class ModelConfig(Section):
     """diffusers' attention backend for the transformer, such as `native` or `flash`; most need a package and a kind of
     GPU. One without a backward pass, such as `sage`, is refused for training. null takes torch's attention."""
     decoding: Literal["whole", "sliced", "tiled"] | None = None
-    """How latents become images: all of a batch at once (`whole`), one at a time (`sliced`), or each in overlapping
-    tiles (`tiled`), whose seams are blended: images differ a little. null: `sliced` for videos, else `whole`."""
+    """How latents become images: eight at a time (`whole`), one at a time (`sliced`), or each in overlapping tiles
+    (`tiled`), whose seams are blended: images differ a little. null: `sliced` for videos, else `whole`."""
 
 
 class LoraConfig(Section):
