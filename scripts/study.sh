@@ -42,6 +42,22 @@ guards --methods weights:1,1,1,1,1,0.5,weights:1,1,1,1,1,1,weights:1,1,1,1,1,2,w
 OMP_NUM_THREADS=1 $MARBLE compare configs/mini-conflict.yaml --out "$OUT/unguarded" --methods fair --seeds 0-3 \
   --set rewards.5.held_out=true || holes
 ${PYTHON:-python} -m tools.study.guards measure "$OUT/guards" "$OUT/unguarded"
+# F, noise that the samples of a prompt share.
+group() { OMP_NUM_THREADS=1 $MARBLE compare "configs/$1.yaml" --out "$2" --methods 'fair_group=balance={type: fair},loss.noise=group' --seeds 0-4 || holes; }
+group mini-rare "$OUT/noise/rare"
+group mini-study "$OUT/noise/study"
+# H, lazy regularisation off-policy.
+LAG='balance={type: fair},rollout.old_policy={flat: 0, uprate: 0.01, uphold: 0.5}'
+OMP_NUM_THREADS=1 $MARBLE compare configs/mini-rare.yaml --out "$OUT/lazy" --seeds 0-4 \
+  --methods "every=$LAG,loss.regularize_every=1" --methods "lazy=$LAG,loss.regularize_every=4" || holes
+# T, time to score: one job at a time, whose CPU time counts.
+timed() {
+  OMP_NUM_THREADS=1 $MARBLE compare "configs/$1.yaml" --out "$2" --curve 10 --jobs 1 --seeds 0-4 --against plain \
+    --methods 'plain=balance={type: weighted_sum},rollout.old_policy=default,loss.timesteps_per_sample=null,loss.regularize_every=1' \
+    --methods 'ours=balance={type: fair}' --methods 'twice=balance={type: fair},rollout.epochs=2' || holes
+}
+timed mini-rare "$OUT/time/rare"
+timed mini-study "$OUT/time/study"
 # Diagnoses of the gradients: at the beginning and end of training, and with a reward that opposes the others.
 diagnose() { [ -e "$1/diagnosis/diagnosis.json" ] || OMP_NUM_THREADS=1 $MARBLE diagnose "$1" --batches "$BATCHES"; }
 begin() { OMP_NUM_THREADS=1 $MARBLE train "configs/$1.yaml" --out "$2/diagnoses/beginning" --set trainer.steps=5 --resume-or-start; }

@@ -27,7 +27,7 @@ ALWAYS = {"harmonizer.md"}
 """Pages whose every Python block is run; elsewhere only those with `<!-- tested -->` on the line before."""
 
 BLOCK = re.compile(r"^(?P<mark><!-- tested -->\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SHELL = re.compile(r"^```(?:bash|sh|shell|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -171,8 +171,18 @@ def test_train_command_is_a_valid_config(page: Path, arguments: list[str]) -> No
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_links_lead_to_files(page: Path) -> None:
-    targets = LINK.findall(page.read_text(encoding="utf-8"))
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    """And to headings in them."""
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.full

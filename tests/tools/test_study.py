@@ -338,17 +338,19 @@ def test_the_page_is_made_of_the_results_beside_it() -> None:
         assert (ROOT / path).read_text(encoding="utf-8") == page(kept), "run make results"
 
 
-@pytest.mark.parametrize(
-    ("folder", "config"),
-    [(".", "mini-study.yaml"), *((part, f"mini-{part}.yaml") for part in parts_in(ROOT / "docs/results"))],
-)
-def test_the_results_kept_are_of_the_studys_config(folder: str, config: str) -> None:
+SETTINGS = {".": ("mini-study.yaml",), "closely": ("mini-rare.yaml", "evaluation.images_per_prompt=8")}
+"""Config of each part and what scripts/study.sh sets; of a part that is not here, the config with its name"""
+
+
+@pytest.mark.parametrize("folder", [".", *parts_in(ROOT / "docs/results")])
+def test_the_results_kept_are_of_the_studys_config(folder: str) -> None:
     from marble_rl.compare.jobs import identity, plan_jobs
 
     kept = {file.stem: result for file, result in read_results(ROOT / "docs/results" / folder).items()}
     assert kept
     methods = ["all", UNSCALED] if folder == "." else ["all"]
-    planned = {job.name: job for job in plan_jobs(ROOT / "configs" / config, [], methods, range(8), ROOT)}
+    config, *settings = SETTINGS.get(folder, (f"mini-{folder}.yaml",))
+    planned = {job.name: job for job in plan_jobs(ROOT / "configs" / config, settings, methods, range(18), ROOT)}
     for name, result in kept.items():
         if result.method not in REMOVED:
             assert result.config == identity(planned[name].config), name

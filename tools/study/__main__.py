@@ -19,6 +19,7 @@ from marble_rl.storage import write_bytes
 from tools.study.findings import DIAGNOSES, diagnoses_in, parts_in, read_whole
 from tools.study.guards import GUARDS, LEVELS, UNGUARDED
 from tools.study.page import gradients_page, paper_page, results_page, tables_page
+from tools.study.trials import TRIED
 
 KEPT = Path("docs/results")
 PAGES = {
@@ -39,7 +40,8 @@ def take(study: Path, kept: Path) -> None:
     new = kept.with_name(f".{kept.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     shutil.copytree(kept, new)
-    for part in (".", *parts_in(study), *(name for name in (GUARDS, UNGUARDED) if (study / name).exists())):
+    others = [name for name in (GUARDS, UNGUARDED, *TRIED) if (study / name / JOBS).exists()]
+    for part in (".", *parts_in(study), *others):
         _replace(study / part, new / part)
     shutil.rmtree(kept)
     new.rename(kept)

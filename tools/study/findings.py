@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ from marble_rl.errors import InputError
 from marble_rl.intervals import Interval
 from tools.study.guards import GUARDS, UNGUARDED, Guarded
 from tools.study.guards import judge as judge_guards
+from tools.study.trials import TRIALS
+from tools.study.trials import judged as judge_trial
 
 DIAGNOSES = "diagnoses"
 LEAST_SEEDS = 2
@@ -81,6 +83,8 @@ class Whole:
     """configs/mini-many.yaml: eight rewards"""
     guarded: Guarded | None = None
     """configs/mini-conflict.yaml: the opposing reward as a guard"""
+    trials: dict[str, list[str]] = field(default_factory=dict)
+    """Verdicts on the settings that were tried, by part of the plan"""
 
     @property
     def every(self) -> list[Study]:
@@ -95,7 +99,8 @@ PARTS = ("conflict", "large", "rare", "closely", "many")
 def read_whole(folder: Path) -> Whole:
     guarded = judge_guards(folder / GUARDS, folder / UNGUARDED, folder) if (folder / GUARDS).exists() else None
     parts = {name: read_study(folder / name) for name in parts_in(folder)}
-    return Whole(read_study(folder), guarded=guarded, **parts)
+    trials = {name: judge_trial(name, folder) for name in TRIALS}
+    return Whole(read_study(folder), guarded=guarded, trials=trials, **parts)
 
 
 def parts_in(folder: Path) -> list[str]:

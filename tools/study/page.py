@@ -29,6 +29,7 @@ from tools.study.claims import (
 from tools.study.findings import Study, Whole
 from tools.study.guards import HEADS, rows
 from tools.study.registered import PARTS, Judged, judge
+from tools.study.trials import TRIALS
 from tools.study.variants import REMOVED, judge_ours, with_note
 
 DIRECTIONS = (
@@ -62,6 +63,7 @@ def results_page(whole: Whole) -> str:
         minutes=sum(result.train_seconds + result.evaluate_seconds for result in jobs) / 60,
         worst=WORST,
         mean=MEAN,
+        trials={name: (TRIALS[name].about, sentences) for name, sentences in whole.trials.items()},
     )
 
 
