@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from marble_rl.mini.shapes import SIZE
+from marble_rl.models.pixels import to_uint8
 from marble_rl.seeding import generator
 from tools.mini.muon import Muon
 from tools.mini.schedule import warm_up_and_fall
@@ -139,6 +140,13 @@ def encode(vae: Any, videos: Videos, batch: int = 16) -> Tensor:
     """Latents [N, 32, 4, 8, 8] in the pipeline's scale."""
     mean, std = (torch.tensor(x).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
     return torch.cat([(part - mean) / std for part in _means(vae, videos, batch)])
+
+
+@torch.no_grad()
+def reconstructed(vae: Any, videos: Videos, batch: int = 16) -> Videos:
+    """What is left of clips after encoding and decoding."""
+    parts = [to_uint8(vae.decode(means).sample) for means in _means(vae, videos, batch)]
+    return torch.cat(parts).numpy()
 
 
 @torch.no_grad()
