@@ -59,7 +59,7 @@ def results_page(whole: Whole) -> str:
         guard_heads=HEADS,
         guard_rows=rows(whole.guarded) if whole.guarded and not whole.guarded.missing else [],
         counts=_counts(judge_paper(whole.study)),
-        jobs=len(jobs),
+        jobs=sum(result.method != BASE for result in jobs),
         minutes=sum(result.train_seconds + result.evaluate_seconds for result in jobs) / 60,
         worst=WORST,
         mean=MEAN,

@@ -51,7 +51,7 @@ class RolloutConfig(Section):
     """Optimizer updates that the groups of a rollout are divided among; must divide groups."""
     epochs: PositiveInt = 1
     """How often a rollout is trained on, with new noise and noise levels each time. 2 takes half as many rollouts for
-    the same number of updates, and learns a little less in each (docs/tunnel.md)."""
+    the same number of updates, which learn less, most of all from rare prompts (docs/tunnel.md)."""
     old_policy: Literal["on_policy", "default", "slow"] | OldPolicyConfig = "default"
     """How the old policy, which samples, follows the trained one: a mapping with flat, uprate and uphold, or a preset.
     Presets (flat, uprate, uphold): `on_policy` (0, 0, 0), `default` (0, 0.001, 0.5), `slow` (75, 0.0075, 0.999)."""
