@@ -16,7 +16,7 @@ def test_recipes_are_listed_with_one_line_each() -> None:
     outcome = marble("init")
     assert outcome.code == 0
     lines = {line.split()[0]: line for line in outcome.out.splitlines() if "(card: " in line}
-    assert list(lines)[:3] == ["mini-demo", "mini-video", "mini"]
+    assert list(lines)[:2] == ["mini-demo", "mini"]
     assert {"sd35-medium", "sd35-medium-24gb", "flux-dev", "qwen-image", "wan21-t2v-1.3b"} <= lines.keys()
     assert {"wan22-ti2v-5b", "wan22-t2v-a14b"} <= lines.keys()
     assert "24 GB" in lines["sd35-medium-24gb"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from marble_rl import hub
 from marble_rl.errors import InputError
-from marble_rl.mini import PIPELINE, embedded
+from marble_rl.mini import MINI_VIDEO, PIPELINE, embedded
 from marble_rl.section import shown
 from marble_rl.storage import read_json
 
@@ -38,10 +38,14 @@ def check_model_path(path: str, key: str = "model.path") -> None:
     if os.path.isdir(folder):  # unlike Path's, False where permission is denied
         _family(folder / "model_index.json", key)
         _check_safetensors(folder, key)
+    elif path == MINI_VIDEO:
+        raise InputError(
+            f"{key}: the weights of {path} are not in this installation; `python -m tools.mini_video.build FOLDER` in "
+            "the repository trains them, then give FOLDER/pipeline"
+        )
     elif hub.looks_local(path) or path.count("/") != 1:
         raise InputError(
-            f"{key}: no such folder: {path}. Give a folder in diffusers' format, a hub id owner/name, mini, or "
-            "mini-video"
+            f"{key}: no such folder: {path}. Give a folder in diffusers' format, a hub id owner/name, or mini"
         )
 
 
