@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from marble_rl.config.run import OptimizerConfig
-from marble_rl.gradients.accumulate import SAMPLED, GradientAccumulator, RewardGradients
+from marble_rl.gradients.accumulate import GradientAccumulator, RewardGradients
+from marble_rl.gradients.halves import SAMPLED
 from marble_rl.gradients.products import gram, products_between, products_of_halves
 from marble_rl.models import load_model
 from marble_rl.models.lora import LoraPolicy

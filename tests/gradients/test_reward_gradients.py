@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from marble_rl import GradientAccumulator, reward_gradients
-from marble_rl.gradients.accumulate import SAMPLED
+from marble_rl.gradients.halves import SAMPLED
 
 N, J = 12, 4
 METHODS = ["passes", "fused"]

@@ -12,7 +12,7 @@ import yaml
 
 from marble_rl.config import RunConfig, load_config
 from marble_rl.errors import InputError
-from marble_rl.gradients.accumulate import SAMPLED, buffer_numbers
+from marble_rl.gradients.halves import SAMPLED, buffer_numbers
 from marble_rl.losses.nft import Nft
 from marble_rl.memory.allocations import Allocations
 from marble_rl.memory.empty_model import build_empty, config_folder

@@ -17,7 +17,8 @@ from marble_rl.balancing.fair import Fair, FairSettings
 from marble_rl.balancing.harmonizer import Harmonizer
 from marble_rl.balancing.momenta import STORED_AS
 from marble_rl.config.run import OptimizerConfig
-from marble_rl.gradients.accumulate import SAMPLED, Method, buffer_numbers
+from marble_rl.gradients.accumulate import Method
+from marble_rl.gradients.halves import SAMPLED, buffer_numbers
 from marble_rl.losses.nft import Nft, NftSettings
 from marble_rl.models.lora import OLD, TRAINED, LoraPolicy
 from marble_rl.models.sd3 import SD3Conditioning, SD3Model

@@ -6,15 +6,6 @@
 Our choice: the gradient of ``base`` (a pull towards the old policy, zero on-policy) is not part of g_k. On-policy this
 is the paper's method exactly.
 
-Two halves of the prompt groups are also measured against each other. With S_1, S_2 the sums over the halves and n_1,
-n_2 their numbers of rows, g = (S_1 + S_2) / (n_1 + n_2), and each half has its own gradient a = S_1 / n_1,
-b = S_2 / n_2. The halves are independent, so
-
-    M_kl = (a_k . b_l + b_k . a_l) / 2                                      (docs/method.md, section 6)
-
-is an unbiased estimate of mu_k . mu_l, with mu_k = E[g_k]. The Gram matrix of g is biased by noise. Only S_1 + S_2
-needs to be kept whole; of S_1 every `SAMPLED`-th parameter is enough to estimate M, which is only logged.
-
 Two methods give the same gradients. "fused": one backward pass for all columns (fused.py), through layers prepared by
 `fuse`. "passes": one backward pass per column.
 """
@@ -31,22 +22,13 @@ from torch import Tensor
 
 from marble_rl.distributed.world import World
 from marble_rl.gradients.fused import ColumnSums
-from marble_rl.gradients.products import Products, gram, products_of_halves
+from marble_rl.gradients.halves import Halves, buffer_numbers
+from marble_rl.gradients.products import Products, gram
 from marble_rl.types import HALVES
 
 Method = Literal["fused", "passes"]
 _SPARE = 8
 """Room in the buffer for the caller's sums, in addition to one element per column"""
-SAMPLED = 7
-"""A trainer compares halves on one in so many parameters. Odd and prime, so that all rows and columns of the layers'
-matrices are in the sample."""
-
-
-def buffer_numbers(columns: int, parameters: int, halves_on: int) -> int:
-    """Numbers that the gradients of so many columns take, with the shared one. ``halves_on``: as in
-    `GradientAccumulator`."""
-    sample = columns * len(range(0, parameters, halves_on)) if halves_on else 0
-    return (columns + 1) * parameters + sample
 
 
 class FusedMismatch(RuntimeError):
@@ -96,7 +78,7 @@ class RewardGradients:
 
     @property
     def cross(self) -> Tensor | None:
-        """[J, J] float64: M above, the unbiased products; None as ``half_gram``."""
+        """[J, J] float64: M of halves.py, the unbiased products; None as ``half_gram``."""
         return None if self.half_gram is None else (self.half_gram[0, 1] + self.half_gram[1, 0]) / 2
 
     @property
@@ -162,10 +144,9 @@ class GradientAccumulator:
         self._views = [
             [chunk.view_as(p) for chunk, p in zip(row.split(sizes), self.params, strict=True)] for row in self._sums
         ]
-        self._first = self._buffer[count:gradients].view(columns, -1) if gradients > count else None
-        """[J, P / halves_on]: of the sums over the first half"""
-        self._halves_on = halves_on
-        self._half = 0
+        self._halves = None
+        if gradients > count:
+            self._halves = Halves(self._sums[:-1], self._buffer[count:gradients].view(columns, -1), halves_on)
         self._tail = self._buffer[gradients:]
         self._reached = self._tail[: len(sizes)]
         """[number of params]: above 0 for those that the losses depend on"""
@@ -195,9 +176,13 @@ class GradientAccumulator:
         self.count(half_of)
         if slope is not None and advantages is not None:
             columns = advantages.detach().to(slope)
-            for half, members in self._parts(half_of):
-                self._enter(half)
-                self._add_columns(slope, columns if members.all() else columns * members.to(columns)[:, None])
+            if self._halves is None:
+                self._add_columns(slope, columns)
+            else:
+                for half in half_of.unique().tolist():
+                    self._halves.enter(half)
+                    members = (half_of == half).to(columns)
+                    self._add_columns(slope, columns if members.all() else columns * members[:, None])
         if base is not None:
             self._backward(base, torch.ones_like(base), range(len(self.params)), self._views[-1], keep=False)
 
@@ -205,19 +190,6 @@ class GradientAccumulator:
         """Count rows [B] of 0 or 1 in the means without adding to the sums: rows without a gradient need no pass."""
         for half in range(HALVES):
             self._rows[half] += int((halves == half).sum())
-
-    def _parts(self, half_of: Tensor) -> list[tuple[int, Tensor]]:
-        """The halves that rows [B] belong to, and their members [B] bool; one part where halves do not matter."""
-        if self._first is None:
-            return [(0, torch.ones_like(half_of, dtype=torch.bool))]
-        return [(half, half_of == half) for half in half_of.unique().tolist()]
-
-    def _enter(self, half: int) -> None:
-        """Rows of this half come next."""
-        if self._first is not None and half != self._half:
-            # What is added between entering the first half and leaving it is the first half's.
-            self._first.add_(self._sums[:-1, :: self._halves_on], alpha=1 if half else -1)
-            self._half = half
 
     def _add_columns(self, slope: Tensor, columns: Tensor) -> None:
         if self._can_skip(columns):
@@ -234,7 +206,8 @@ class GradientAccumulator:
         """
         if self._mismatch is not None:
             raise self._mismatch
-        self._enter(1)
+        if self._halves is not None:
+            self._halves.enter(1)
         if world.size == 1:
             return sums
         counts = torch.tensor(self._rows, dtype=torch.float64)
@@ -253,24 +226,14 @@ class GradientAccumulator:
         total = 0 if self._finished else sum(self._rows)
         if total == 0:
             raise ValueError("no rows were added")
-        self._enter(1)
-        products = self._products(total)
+        between = None if self._halves is None else self._halves.products(self._rows)
+        products = Products(gram(self._sums[:-1]) / total**2, between)
         norms = products.gram.diagonal().clamp_min(0.0).sqrt()
         mean = self._sums.div_(total)
         self._finished = True
         by_passes = tuple(sorted(self._by_passes))
         reached = tuple(self._reached.nonzero().flatten().tolist())
         return RewardGradients(mean[:-1], mean[-1], norms, **vars(products), by_passes=by_passes, reached=reached)
-
-    def _products(self, total: int) -> Products:
-        whole = self._sums[:-1]
-        products = gram(whole) / total**2
-        if self._first is None or not all(self._rows):
-            return Products(products, None)
-        sample = whole[:, :: self._halves_on]
-        rows = torch.tensor(self._rows, dtype=torch.float64, device=products.device)
-        between = products_of_halves(self._first, sample) * (whole.shape[1] / sample.shape[1])
-        return Products(products, between / rows[:, None, None, None] / rows[None, :, None, None])
 
     def _one_pass(self, slope: Tensor, columns: Tensor) -> None:
         """Fused layers add their gradients during the pass; autograd returns only those of unsupported parameters."""

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
-from marble_rl.gradients.accumulate import SAMPLED, buffer_numbers
 from marble_rl.gradients.fused import ColumnSums
+from marble_rl.gradients.halves import SAMPLED, buffer_numbers
 from marble_rl.losses.base import Loss, Noised
 from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.allocations import Allocations

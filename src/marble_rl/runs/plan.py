@@ -18,7 +18,7 @@ from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.devices import pick_device
 from marble_rl.errors import InputError, count_of
-from marble_rl.gradients.accumulate import SAMPLED, buffer_numbers
+from marble_rl.gradients.halves import SAMPLED, buffer_numbers
 from marble_rl.mini import PIPELINE, embedded
 from marble_rl.models import adapter_of
 from marble_rl.models.parts import TRANSFORMERS, VAE

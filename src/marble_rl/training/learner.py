@@ -19,7 +19,8 @@ from marble_rl.balancing.registry import RULES
 from marble_rl.config import RunConfig
 from marble_rl.distributed.world import World
 from marble_rl.errors import InputError, NonFiniteGradient, count_of
-from marble_rl.gradients.accumulate import SAMPLED, FusedMismatch, RewardGradients
+from marble_rl.gradients.accumulate import FusedMismatch, RewardGradients
+from marble_rl.gradients.halves import SAMPLED
 from marble_rl.losses.registry import LOSSES
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel

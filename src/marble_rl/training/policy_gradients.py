@@ -16,7 +16,8 @@ from torch import Tensor
 
 from marble_rl.devices import in_float64
 from marble_rl.distributed.world import World
-from marble_rl.gradients.accumulate import SAMPLED, GradientAccumulator, Method, RewardGradients
+from marble_rl.gradients.accumulate import GradientAccumulator, Method, RewardGradients
+from marble_rl.gradients.halves import SAMPLED
 from marble_rl.losses.base import AffineLoss, Loss, reference_divergence
 from marble_rl.memory.micro_batch import MicroBatch
 from marble_rl.models.base import DiffusionModel
