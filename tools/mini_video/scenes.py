@@ -26,7 +26,7 @@ FPS = 6
 SOURCES = ("motion", "text", "general")
 KINDS = ("move", "stop", "fall", "bounce", "meet", "part")
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-DISTANCES = {"slow": (0.18, 0.22), "fast": (0.5, 0.6)}
+DISTANCES = {"slow": (0.18, 0.22), "fast": (0.5, 0.57)}
 """Least and most that an object moves in a whole clip, in sides of the picture."""
 CAMERA = ("drifts left", "drifts right", "drifts up", "drifts down", "zooms in", "zooms out")
 VERBS = ("drift", "sway", "bob")
@@ -77,7 +77,7 @@ def clip_of(motion: Mapping[str, Any], dice: random.Random) -> Clip:
     if len(objects) == 2:
         paths = _pair(motion["kind"], dice)
     else:
-        radius = dice.uniform(0.13, 0.17)
+        radius = dice.uniform(0.16, 0.19)
         paths = [(_path(motion, radius, dice), radius)]
     floor = None
     if motion["kind"] in ("fall", "bounce"):
@@ -137,7 +137,7 @@ def _start(distance: float, radius: float, dice: random.Random) -> float:
 
 def _bounce(direction: str | None, radius: float, dice: random.Random) -> list[Point]:
     """Down, faster and faster, and up again, not quite as high."""
-    height = dice.uniform(0.45, 0.55)
+    height = dice.uniform(0.45, 0.5)
     low = dice.uniform(0.05 + radius + height, 0.96 - radius)
     hit = dice.choice((5, 6)) / (FRAMES - 1)
     again = height * dice.uniform(0.75, 0.9)
@@ -152,8 +152,8 @@ def _bounce(direction: str | None, radius: float, dice: random.Random) -> list[P
 
 def _pair(kind: str, dice: random.Random) -> list[tuple[list[Point], float]]:
     """Two objects on one line, side by side or one above the other, that touch at the end (or at the beginning)."""
-    radii = [dice.uniform(0.13, 0.15) for _ in range(2)]
-    far, near = dice.uniform(0.3, 0.33), sum(radii) / 2 + 0.005
+    radii = [dice.uniform(0.155, 0.175) for _ in range(2)]
+    far, near = dice.uniform(0.29, 0.31), sum(radii) / 2 + 0.005
     times = [min(time / CONTACT, 1) for time in TIMES]
     if kind == "part":
         times.reverse()
@@ -174,14 +174,14 @@ def _text(dice: random.Random) -> Clip:
     # What the camera leaves moves the other way.
     across, down = DIRECTIONS.get(camera.split()[1], (0, 0))
     growth = {"zooms in": 1, "zooms out": -1}.get(camera, 0)
-    scale, x, y = dice.uniform(0.74, 0.78), 0.5 + dice.uniform(-0.02, 0.02), 0.46 + dice.uniform(-0.03, 0.03)
+    scale, x, y = dice.uniform(0.84, 0.88), 0.5 + dice.uniform(-0.02, 0.02), 0.46 + dice.uniform(-0.03, 0.03)
     scenes = []
     for time in TIMES:
         gone = time - 0.5
         sign = replace(
-            still.sign, x=x - 0.2 * across * gone, y=y - 0.2 * down * gone, scale=scale * (1 + 0.3 * growth * gone)
+            still.sign, x=x - 0.16 * across * gone, y=y - 0.16 * down * gone, scale=scale * (1 + 0.3 * growth * gone)
         )
-        scenes.append(replace(still, caption=caption, sign=sign, horizon=0.5 - 0.2 * down * gone))
+        scenes.append(replace(still, caption=caption, sign=sign, horizon=0.5 - 0.16 * down * gone))
     return Clip(caption, "text", tuple(scenes), dict(still.metadata))
 
 
