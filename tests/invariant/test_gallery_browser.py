@@ -152,6 +152,7 @@ def test_a_picture_is_enlarged_and_the_keyboard_walks_through_all(page: Browser)
     assert zoomed(page) == THINGS[0]
     page.press("Escape")
     assert not zoomed(page)
+    page.run("new Promise((later) => setTimeout(later, 300))")  # the event `close`, which moves the focus, comes later
     assert focused(page) == THINGS[0]
     page.press("ArrowRight")
     assert focused(page) == THINGS[1]
