@@ -213,7 +213,7 @@ def test_gradients_counts_and_sums_are_added_up_in_one_all_reduce(columns: int, 
     alone, _ = gradients(World(), range(12))
     for result, sums in in_threads(3, lambda world: gradients(world, world.share(12))):
         assert sums.tolist() == [12.0, 1.5]
-        for name in ("g", "shared", "gram", "half_gram"):
+        for name in ("g", "shared", "gram", "cross", "half_gram"):
             expected, value = getattr(alone, name), getattr(result, name)
             assert (expected is None) == (value is None), name
             if expected is not None:

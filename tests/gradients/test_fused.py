@@ -96,7 +96,7 @@ def test_layers_of_every_kind(net: Net, count: int) -> None:
     found = gradients(net, x, columns(count), "fused")
     assert found.by_passes == ()
     assert_same(found, expected)
-    torch.testing.assert_close(found.half_gram, expected.half_gram, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(found.cross, expected.cross, rtol=1e-4, atol=1e-7)
     assert_same(gradients(net, x, columns(count), "passes"), expected)
 
 

@@ -74,8 +74,9 @@ def test_products_between_two_sets_of_rows() -> None:
     wanted = g[:2].double() @ g[2:5].double().T
     torch.testing.assert_close(products_between(g[:2], g[2:5]), wanted)
     torch.testing.assert_close(gram(g), products_between(g, g))
+    g = g.double()  # a sum of two halves is rounded in float32
     found = products_of_halves(g[:2], g[:2] + g[2:4])[0, 1]
-    torch.testing.assert_close(found, products_between(g[:2], g[2:4]), rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(found, products_between(g[:2], g[2:4]))
 
 
 def test_the_preconditioner_is_what_adamw_divides_by(tiny_sd3: Path) -> None:

@@ -73,15 +73,28 @@ def test_matches_separate_passes(split, method):
             assert float(found.gram[j, k]) == pytest.approx(float(columns[j] @ columns[k]), rel=1e-10, abs=1e-14)
 
     if halves is None:
+        assert found.cross is None
         assert found.half_gram is None
         return
     h = halves_by_hand(model, halves)
     for j in range(J):
         for k in range(J):
+            expected = float(h[0][j] @ h[1][k] + h[1][j] @ h[0][k]) / 2
+            assert float(found.cross[j, k]) == pytest.approx(expected, rel=1e-10, abs=1e-14)
             for a in (0, 1):
                 for b in (0, 1):
                     expected = float(h[a][j] @ h[b][k])
                     assert float(found.half_gram[a, b, j, k]) == pytest.approx(expected, rel=1e-10, abs=1e-14)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_halves_average_to_the_whole(method):
+    model = Model()
+    halves = as_halves("even")
+    slope, base = model()
+    found = reward_gradients(slope, base, model.advantages, model.params, halves=halves, method=method)
+    first, second = (torch.stack(h) for h in halves_by_hand(model, halves))
+    torch.testing.assert_close(found.g, (first + second) / 2, **EXACT)
 
 
 def test_the_sample_of_a_large_model_estimates_the_products_of_all_parameters():
@@ -177,6 +190,7 @@ def test_probe_columns_are_linear(method):
     columns = torch.cat([model.advantages, probe[:, None]], dim=1)
     found = reward_gradients(*model(), columns, model.params, halves=as_halves("even"), method=method)
     torch.testing.assert_close(found.g[:J], plain.g, **EXACT)
+    torch.testing.assert_close(found.cross[:J, :J], plain.cross, **EXACT)
     torch.testing.assert_close(found.half_gram[:, :, :J, :J], plain.half_gram, **EXACT)
     torch.testing.assert_close(found.g[J], 2 * plain.g[0] - plain.g[3], **EXACT)
 
@@ -192,11 +206,12 @@ def test_masked_columns(method):
     assert (found.g[1] == 0).all()
     assert found.norms[1] == 0
     assert (found.gram[1] == 0).all()
+    assert (found.cross[1] == 0).all()
     assert (found.half_gram[:, :, 1] == 0).all()
     for j in (0, 2, 3):
         torch.testing.assert_close(found.g[j], model.column(j), **EXACT)
-    assert found.half_gram[0, 1, 2, 2] == 0
-    assert found.half_gram[0, 1, 0, 2] != 0
+    assert found.cross[2, 2] == 0
+    assert found.cross[2, 0] != 0
 
 
 def test_unused_parameter_has_no_gradient():

@@ -17,7 +17,7 @@ RYZEN = {"cpu_name": "AMD Ryzen", "avx512_f": True, "amx_tile": False}
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def own() -> Iterator[Any]:
     """torch as it is without us; returns its attention. The choice is made anew afterwards."""
     precision, ours = torch.get_float32_matmul_precision(), F.scaled_dot_product_attention
     torch.set_float32_matmul_precision("highest")

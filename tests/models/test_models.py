@@ -383,7 +383,7 @@ def test_per_reward_gradients_combine_to_the_single_pass(model: SD3Model, policy
     ).gradients
     combined = alpha @ apart.g + apart.shared
     assert (combined - together.shared).norm() / together.shared.norm() < 1e-5
-    assert apart.half_gram is not None
+    assert apart.cross is not None
 
 
 @pytest.mark.parametrize("per_column", [False, True])

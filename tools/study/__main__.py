@@ -19,9 +19,8 @@ from marble_rl.storage import write_bytes
 from tools.study.findings import DIAGNOSES, diagnoses_in, parts_in, read_whole
 from tools.study.guards import GUARDS, LEVELS, UNGUARDED
 from tools.study.page import gradients_page, paper_page, results_page, tables_page
-from tools.study.trials import TRIED
+from tools.study.trials import KEPT, TRIED
 
-KEPT = Path("docs/results")
 PAGES = {
     Path("docs/results.md"): results_page,
     KEPT / "paper.md": paper_page,

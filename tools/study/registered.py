@@ -195,7 +195,7 @@ class Judged:
 def judge(results: Sequence[JobResult], part: Part = RARE, alone: Sequence[JobResult] = ()) -> Judged:
     """Of the part's jobs among the results; others, of other seeds or methods, do not count. ``alone``: the results of
     the part that has the denominators."""
-    jobs = _among(results, part.jobs)
+    jobs = among(results, part.jobs)
     done = {(result.method, result.seed) for result in jobs}
     missing = [job for job in part.jobs if job not in done]
     incomplete = {method for method, _ in missing}
@@ -204,7 +204,7 @@ def judge(results: Sequence[JobResult], part: Part = RARE, alone: Sequence[JobRe
     check_comparable(jobs)
     if part.denominators is not None:
         wanted = [*part.denominators.alone, *((BASE, seed) for seed in part.denominators.specialists_seeds)]
-        borrowed = _among(alone, wanted)
+        borrowed = among(alone, wanted)
         if len(borrowed) < len(wanted):
             raise InputError(
                 f"--specialists: {len(borrowed)} of {len(wanted)} jobs found; give the results of part "
@@ -212,16 +212,21 @@ def judge(results: Sequence[JobResult], part: Part = RARE, alone: Sequence[JobRe
             )
         check_comparable(borrowed)
         jobs = [*jobs, *borrowed]
-    by_method = results_by_method(jobs)
-    figures = Figures(by_method, [name for name in jobs[0].means if all(name in job.means for job in jobs)])
-    shares = Shares(figures, by_method, part.rewards)
+    by_method, figures, shares = shares_of(jobs, part)
     others = [other for other in (*part.others, *part.reported) if other not in incomplete and shares.rewards]
     against = {other: _against(part, other, by_method, figures, shares) for other in others}
     of = {method: shares.of(by_method[method]) for method in (part.method, *against)}
     return Judged(part, missing, shares.left_out, against, of)
 
 
-def _among(results: Sequence[JobResult], planned: Sequence[tuple[str, int]]) -> list[JobResult]:
+def shares_of(jobs: Sequence[JobResult], part: Part) -> tuple[Mapping[str, Sequence[JobResult]], Figures, Shares]:
+    """The jobs by method, their scores, and the shares of the part's rewards."""
+    by_method = results_by_method(jobs)
+    figures = Figures(by_method, [name for name in jobs[0].means if all(name in job.means for job in jobs)])
+    return by_method, figures, Shares(figures, by_method, part.rewards)
+
+
+def among(results: Sequence[JobResult], planned: Sequence[tuple[str, int]]) -> list[JobResult]:
     return [result for result in results if result.failed is None and (result.method, result.seed) in planned]
 
 

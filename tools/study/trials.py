@@ -18,17 +18,15 @@ from pathlib import Path
 
 import numpy as np
 
-from marble_rl.compare.figures import Figures
 from marble_rl.compare.job_result import JobResult, read_results
 from marble_rl.compare.methods import BASE
 from marble_rl.compare.resume import check_comparable
 from marble_rl.compare.shares import MEAN, WORST, Shares
 from marble_rl.compare.statistics import over_seeds
-from marble_rl.compare.table import results_by_method
 from marble_rl.compare.time_to_score import times_to_score
 from marble_rl.errors import InputError
 from marble_rl.intervals import Interval
-from tools.study.registered import BALANCED, NOT_YET, RARE, Part
+from tools.study.registered import BALANCED, NOT_YET, RARE, Part, among, shares_of
 
 KEPT = Path("docs/results")
 FRACTION = 0.8
@@ -106,8 +104,8 @@ def gathered(trial: Trial, kept: Path) -> dict[str, Config] | list[str]:
         wanted = [(trial.method, seed) for seed in trial.seeds]
         wanted_others = [(trial.other, seed) for seed in trial.seeds]
         denominators = [*part.alone, *((BASE, seed) for seed in {*trial.seeds, *part.specialists_seeds})]
-        ours, theirs = _among(own, wanted), _among(finished if trial.shared else own, wanted_others)
-        alone = _among(finished, denominators)
+        ours, theirs = among(own, wanted), among(finished if trial.shared else own, wanted_others)
+        alone = among(finished, denominators)
         done = {(job.method, job.seed) for job in (*ours, *theirs, *alone)}
         missing += [
             f"{method} seed {s} in {folder}" for method, s in (*wanted, *wanted_others) if (method, s) not in done
@@ -116,9 +114,8 @@ def gathered(trial: Trial, kept: Path) -> dict[str, Config] | list[str]:
         jobs = [*ours, *theirs, *alone]
         if jobs and not missing:
             check_comparable(jobs)
-            by_method = results_by_method(jobs)
-            figures = Figures(by_method, [name for name in jobs[0].means if all(name in job.means for job in jobs)])
-            configs[folder] = Config(ours, theirs, Shares(figures, by_method, part.rewards))
+            *_, shares = shares_of(jobs, part)
+            configs[folder] = Config(ours, theirs, shares)
     return missing or configs
 
 
@@ -166,10 +163,6 @@ def _paired(configs: Sequence[Config], name: str) -> Interval:
 
 def _shown(interval: Interval) -> str:
     return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f}, {interval.n} pairs)"
-
-
-def _among(results: Sequence[JobResult], planned: Sequence[tuple[str, int]]) -> list[JobResult]:
-    return [result for result in results if result.failed is None and (result.method, result.seed) in planned]
 
 
 def main() -> int:
